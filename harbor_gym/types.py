@@ -118,6 +118,9 @@ class ExecutorKind(StrEnum):
 ForkMode = Literal["auto", "replay", "exact"]
 """How a running episode is copied; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`."""
 
+TrainSegments = Literal["main", "all"]
+"""Which conversations of an agent's episode are trained: its own, or those of its side calls (sub-agents) too."""
+
 
 class EpisodeInfo(TypedDict, total=False):
     """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent."""
@@ -504,7 +507,8 @@ class Rollout:
 
     segments: Sequence[TokenSequence] = ()
     """Of :class:`harbor_gym.adapters.harbor.RolloutInterface`: every training sequence of the policy. One, unless a
-    prompt did not extend the last one token by token. :func:`harbor_gym.flatten` makes one of ``transitions``."""
+    prompt did not extend the last one token by token, or side calls are trained. :func:`harbor_gym.flatten` makes one
+    of ``transitions``."""
 
     messages: Sequence[dict[str, Any]] = ()
     """Of a chat: all of it, with the last answer."""
@@ -573,5 +577,6 @@ class Rollout:
 
     @property
     def main(self) -> TokenSequence:
-        """The segment with the most sampled tokens; an empty one where nothing was sampled."""
-        return max(self.segments, key=lambda segment: sum(segment.mask), default=TokenSequence([], [], (), []))
+        """The segment of the agent's own with the most sampled tokens; an empty one where nothing was sampled."""
+        own = [segment for segment in self.segments if not any(span.agent for span in segment.spans)]
+        return max(own, key=lambda segment: sum(segment.mask), default=TokenSequence([], [], (), []))

@@ -1,7 +1,7 @@
 """The record of a session: calls as a tree, and the training sequences read from it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,7 +35,7 @@ class CallKind(StrEnum):
     """What a call is for."""
 
     MAIN = "main"
-    """The agent's own conversation: trained."""
+    """The agent's own conversation, with what it makes of its history: trained."""
 
     SIDE = "side"
     """Another model name, system prompt or tool set than the main conversation's (titles, sub-agents): not trained by
@@ -134,20 +134,29 @@ class CallTree:
     undelivered: set[int] = field(default_factory=set[int])
     """Indices of calls whose client was gone when the answer came."""
 
-    def segments(self, only: CallKind | None = None) -> tuple[TokenSequence, ...]:
-        """Return the calls as training sequences, of all kinds or of one, in the order of their first calls."""
+    def segments(self, kinds: Container[CallKind] = frozenset(CallKind)) -> tuple[TokenSequence, ...]:
+        """Return the calls of these kinds as training sequences, in the order of their first calls."""
         main_head = self._main_head()
         sides = dict.fromkeys((call.model, call.head) for call in self.calls if not self._is_own(call, main_head))
         agents = {side: number for number, side in enumerate(sides, start=1)}
         return tuple(
-            _sequence(chain, 0 if self._is_own(chain[0], main_head) else agents[chain[0].model, chain[0].head])
-            for chain, kind in self.chains()
-            if only in (None, kind)
+            _sequence(chain, agents.get((chain[0].model, chain[0].head), 0))
+            for chain, kind in self._chains_of(main_head)
+            if kind in kinds
         )
 
     def chains(self) -> list[tuple[list[CallRecord], CallKind]]:
         """Return the calls of each training sequence, and what they are for."""
-        main_head = self._main_head()
+        return self._chains_of(self._main_head())
+
+    def sampled_tokens(self) -> Counter[CallKind]:
+        """Return how many tokens were sampled, by what the call was for."""
+        counts = Counter[CallKind]()
+        for chain, kind in self.chains():
+            counts[kind] += sum(len(call.sampled) for call in chain)
+        return counts
+
+    def _chains_of(self, main_head: bytes | None) -> list[tuple[list[CallRecord], CallKind]]:
         abandoned = self._abandoned()
         return [(chain, self._kind(chain[0], main_head, abandoned)) for chain in self._chains(abandoned)]
 

@@ -112,13 +112,18 @@ class Session:
 
     @property
     def segments(self) -> tuple[TokenSequence, ...]:
-        """Training sequences of all calls, side calls included."""
+        """Training sequences of all calls: of side calls and of answers that were not used, too."""
         return self._tree.segments()
 
     @property
     def trained_segments(self) -> tuple[TokenSequence, ...]:
         """Training sequences of the agent's own conversation."""
-        return self._tree.segments(CallKind.MAIN)
+        return self._tree.segments({CallKind.MAIN})
+
+    @property
+    def used_segments(self) -> tuple[TokenSequence, ...]:
+        """Training sequences of every call whose answer the agent used, those of side calls too."""
+        return self._tree.segments({CallKind.MAIN, CallKind.SIDE})
 
     @property
     def kinds(self) -> dict[int, CallKind]:
@@ -149,13 +154,14 @@ class Session:
     def metrics(self) -> dict[str, float]:
         """Numbers for aggregation, as ``gateway/...``."""
         kinds = Counter(kind for _, kind in self._tree.chains())
-        durations = [call.duration_sec for call in self._tree.calls]
+        tokens, durations = self._tree.sampled_tokens(), [call.duration_sec for call in self._tree.calls]
         numbers = {
             "calls": len(self._tree.calls),
             "segments": kinds[CallKind.MAIN],
             "side_segments": kinds[CallKind.SIDE],
             "abandoned_segments": kinds[CallKind.ABANDONED],
-            "sampled_tokens": sum(len(call.sampled) for call in self._tree.calls),
+            "sampled_tokens": tokens.total(),
+            **{f"{kind}_tokens": tokens[kind] for kind in CallKind},
             "kept_prompt_tokens": self._prompts.kept_tokens,
             "sampler_failures": len(self.sampler_failures),
             "sampler_sec": math.fsum(durations),

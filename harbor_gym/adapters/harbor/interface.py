@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, TypeGuard, get_args
 
 from harbor.models.trial.config import AgentConfig, TaskConfig
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.harbor.agents import has_mark, runs_in_sandbox
 from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
+from harbor_gym.adapters.harbor.results import Tokens
 from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs, server_environment
 from harbor_gym.adapters.harbor.server_player import ServerPlayer
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
@@ -29,7 +30,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
 from harbor_gym.stragglers import ClosedGroup, EpisodeClock, Stragglers, play_group
-from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, EndReason, Rollout, Sampler
+from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, EndReason, Rollout, Sampler, TrainSegments
 
 MODEL = "policy"
 """The policy's model name in the gateway."""
@@ -68,6 +69,8 @@ class RolloutInterface:
         server: Harbor's server that runs the trials, in place of this process. Its agents have their addresses from it,
             it grades as ``harbor run`` does, and a task's path is one of its file system.
         trials_dir: Where to keep the trials' folders; None removes them.
+        train_segments: ``main``: a rollout's segments are those of the agent's own conversation, with the histories
+            that it made of it. ``all``: those of its side calls (sub-agents, titles) too. For the strategy ``gateway``.
 
     Raises:
         UsageError: The arguments contradict each other.
@@ -96,6 +99,7 @@ class RolloutInterface:
         agent_in_sandbox: bool | None = None,
         server: HarborServer | None = None,
         trials_dir: Path | None = None,
+        train_segments: TrainSegments = "main",
     ) -> None:
         self._strategy = Strategy(strategy)
         self._sampler, self._codec = sampler, codec
@@ -124,8 +128,13 @@ class RolloutInterface:
             self._config = TerminalEnvConfig(task_dir=Path(), **settings)
         except ValidationError as exc:
             raise UsageError(describe_problems(exc)) from exc
+        self._tokens: Tokens = "details" if self._strategy is Strategy.DETAILS else train_segments
         self._account = RewardAccount(rewards.reward_function(reward_key, reward_function), zero_reward_on_limit)
         self._server = server
+        if train_segments not in get_args(TrainSegments):
+            raise UsageError(f"train_segments is main or all, not {train_segments!r}")
+        if train_segments == "all" and self._strategy is not Strategy.GATEWAY:
+            raise UsageError(f"train_segments is for the strategy gateway, not {self._strategy}")
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
         if server is not None:
@@ -146,6 +155,7 @@ class RolloutInterface:
         agent_in_sandbox: bool | None = None,
         max_context_tokens: int | None = None,
         max_answer_tokens: int = 0,
+        train_segments: TrainSegments = "main",
     ) -> Self:
         """Make one for an agent, with the sandbox, the budgets and the reward of a configuration of our own loop.
 
@@ -174,6 +184,7 @@ class RolloutInterface:
             agent_in_sandbox=agent_in_sandbox,
             server=None if config.harbor_server is None else HarborServer(config.harbor_server),
             trials_dir=config.trials_dir,
+            train_segments=train_segments,
         )
 
     async def run_one(self, task_dir: str | Path, *, clock: EpisodeClock | None = None) -> Rollout:
@@ -282,7 +293,7 @@ class RolloutInterface:
                     limits=self._limits,
                     account=self._account,
                     trials_dir=self._config.trials_dir or Path(temporary),
-                    use_details=self._strategy is Strategy.DETAILS,
+                    tokens=self._tokens,
                 )
 
     @asynccontextmanager
@@ -298,7 +309,7 @@ class RolloutInterface:
                 account=self._account,
                 ambiguous_failures=self._config.ambiguous_failures,
                 trials_dir=self._config.trials_dir,
-                use_details=self._strategy is Strategy.DETAILS,
+                tokens=self._tokens,
             )
 
     def _require_server_arguments(self) -> None:

@@ -13,7 +13,7 @@ from harbor.trial.trial import Trial
 
 from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.adapters.harbor.agents import attach, point_at_session
-from harbor_gym.adapters.harbor.results import Grading, finished_rollout, rewards_of
+from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, rewards_of
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.grading.account import RewardAccount
@@ -122,8 +122,8 @@ class TrialPlayer:
     trials_dir: Path
     """Where the trials' folders are."""
 
-    use_details: bool
-    """Whether the tokens are those that the agent reports, and not the session's."""
+    tokens: Tokens
+    """Which tokens are the episode's."""
 
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """Play a task once."""
@@ -157,12 +157,12 @@ class TrialPlayer:
             self.account,
             task_name=path.name,
             started=started,
-            use_details=self.use_details,
+            tokens=self.tokens,
         )
 
     def _agent_config(self, session: Session) -> AgentConfig:
         model = self.gateway.model or "policy"
         agent = point_at_session(self.agent, session, model=model, in_sandbox=self.in_sandbox, limits=self.limits)
-        if self.use_details:
+        if self.tokens == "details":
             agent = agent.model_copy(update={"kwargs": {**agent.kwargs, "collect_rollout_details": True}})
         return agent

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from harbor.models.agent.context import AgentContext
 from harbor.models.agent.rollout_detail import RolloutDetail
@@ -15,7 +16,10 @@ from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.errors import AgentFailedError, HarborGymError, VerifierError
 from harbor_gym.gateway import CallKind, Session
 from harbor_gym.sequences import merge
-from harbor_gym.types import EndReason, EpisodeInfo, Rollout, Sample, TokenSequence, Transcript, Turn
+from harbor_gym.types import EndReason, EpisodeInfo, Rollout, Sample, TokenSequence, TrainSegments, Transcript, Turn
+
+type Tokens = TrainSegments | Literal["details"]
+"""The tokens of an episode: what the session recorded, or ``details``: what the agent reports."""
 
 _AGENT_TIMEOUT = "AgentTimeoutError"
 
@@ -45,7 +49,7 @@ def finished_rollout(
     *,
     task_name: str,
     started: float,
-    use_details: bool,
+    tokens: Tokens,
 ) -> Rollout:
     """Return what a finished trial and the session of its agent make.
 
@@ -56,13 +60,13 @@ def finished_rollout(
         account: What a verdict is worth.
         task_name: Name of the task's directory.
         started: When it started, by the monotonic clock.
-        use_details: Whether the tokens are those that the agent reports, and not the session's.
+        tokens: Which tokens are the episode's.
 
     Raises:
         HarborGymError: What no retry can repair.
     """
     reward = session.error or _reward_of(session, result, grading, account.choose)
-    segments = _segments(session, result, use_details)
+    segments = _segments(session, result, tokens)
     if isinstance(segments, AgentFailedError):
         reward = reward if isinstance(reward, HarborGymError) else segments
         segments = []
@@ -89,7 +93,7 @@ def finished_rollout(
     )
 
 
-def lost_rollout(session: Session, error: HarborGymError, *, task_name: str, started: float) -> Rollout:
+def lost_rollout(session: Session, error: HarborGymError, *, task_name: str, started: float, tokens: Tokens) -> Rollout:
     """Return what is left of a rollout whose trial left no result.
 
     Args:
@@ -97,6 +101,7 @@ def lost_rollout(session: Session, error: HarborGymError, *, task_name: str, sta
         error: What the trial was lost by.
         task_name: Name of the task's directory.
         started: When it started, by the monotonic clock.
+        tokens: Which tokens are the episode's.
 
     Raises:
         HarborGymError: What no retry can repair.
@@ -104,12 +109,12 @@ def lost_rollout(session: Session, error: HarborGymError, *, task_name: str, sta
     error = session.error or error
     if not error.is_infrastructure:
         raise error
-    metrics = _metrics(session, started)
+    segments, metrics = _of_session(session, tokens), _metrics(session, started)
     return Rollout.lost(
         error,
         task_name=task_name,
         trial_name=session.name,
-        segments=list(session.trained_segments),
+        segments=segments,
         transcript=_transcript(session.turns, metrics),
         metrics=metrics,
     )
@@ -132,13 +137,17 @@ def _reward_of(
         return exc
 
 
-def _segments(session: Session, result: TrialResult, use_details: bool) -> list[TokenSequence] | AgentFailedError:
-    if not use_details:
-        return list(session.trained_segments)
+def _segments(session: Session, result: TrialResult, tokens: Tokens) -> list[TokenSequence] | AgentFailedError:
+    if tokens != "details":
+        return _of_session(session, tokens)
     try:
         return details_sequences(result)
     except AgentFailedError as exc:
         return exc
+
+
+def _of_session(session: Session, tokens: Tokens) -> list[TokenSequence]:
+    return list(session.used_segments if tokens == "all" else session.trained_segments)
 
 
 def _end_reason(session: Session, result: TrialResult, grading: Grading) -> EndReason:

@@ -17,7 +17,7 @@ from harbor.models.trial.result import TrialResult
 from harbor_gym._runtime.harbor_versions import graded_after_refusal
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.adapters.harbor.players import clocked_session
-from harbor_gym.adapters.harbor.results import Grading, finished_rollout, lost_rollout, rewards_of
+from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, lost_rollout, rewards_of
 from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.episode.failures import SandboxFinding, policy_failure
@@ -92,8 +92,8 @@ class ServerPlayer:
     trials_dir: Path | None
     """Where to fetch the trials' folders to; None fetches none."""
 
-    use_details: bool
-    """Whether the tokens are those that the agent reports, and not the session's."""
+    tokens: Tokens
+    """Which tokens are the episode's."""
 
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """Play a task once."""
@@ -115,7 +115,7 @@ class ServerPlayer:
                 finally:
                     reconnects = link.reconnects
         except SandboxError as exc:
-            rollout = lost_rollout(session, exc, task_name=path.name, started=started)
+            rollout = lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.tokens)
         else:
             self.gateway.close_session(session)
             grading = self._grading(result, missing)
@@ -126,7 +126,7 @@ class ServerPlayer:
                 self.account,
                 task_name=path.name,
                 started=started,
-                use_details=self.use_details,
+                tokens=self.tokens,
             )
         return replace(rollout, metrics={**rollout.metrics, "gateway/reconnects": float(reconnects)})
 
@@ -153,7 +153,7 @@ class ServerPlayer:
             max_context_tokens=limits.max_context_tokens or _NO_LIMIT_TOKENS,
             max_answer_tokens=limits.max_answer_tokens or _NO_LIMIT_TOKENS,
         )
-        if self.use_details:
+        if self.tokens == "details":
             agent = agent.model_copy(update={"kwargs": {**agent.kwargs, "collect_rollout_details": True}})
         # Harbor redacts variables where it writes a configuration to a file; the server needs them.
         as_sent: dict[str, Any] = {"mode": "json", "context": {"redact_sensitive_env": False}}

@@ -31,7 +31,7 @@ from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.samplers.statuses import settings_error
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
-from harbor_gym.types import Sample
+from harbor_gym.types import Sample, TrainSegments
 
 
 class Engine(Protocol):
@@ -114,7 +114,7 @@ class HarborTerminalGenerator(GeneratorInterface):
             filler_token=self._filler_token,
         )
         columns = make_columns(make_rows(trajectories, settings), settings, has_logprobs=self._has_logprobs(params))
-        metrics = {**_standard_metrics(columns, trajectories), **summarise(trajectories)}
+        metrics = {**_standard_metrics(columns, trajectories), **summarise(trajectories, settings)}
         return cast("GeneratorOutput", {**columns, "rollout_metrics": metrics})
 
     async def _play_all(
@@ -164,6 +164,7 @@ class HarborTerminalGenerator(GeneratorInterface):
             ),
             env_settings=own.env,
             max_retries=own.max_retries,
+            train_segments=cast("TrainSegments", own.train_segments),
             reward_key=own.reward_key,
             reward_function=own.reward_function,
             zero_reward_on_limit=own.zero_reward_on_limit,

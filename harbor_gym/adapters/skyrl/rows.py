@@ -191,15 +191,16 @@ def _end(rollout: Rollout) -> str:
     return f"{'end' if rollout.error is None else 'lost'}/{end_word(rollout)}"
 
 
-def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def summarise(trajectories: Sequence[Trajectory], settings: RowSettings) -> dict[str, float]:
     """Return the batch's own metrics. Their names determine how SkyRL combines those of several batches: a name with
     ``avg`` is averaged, any other is added up.
     """
     live = [trajectory.rollout for trajectory in trajectories if not trajectory.rollout.is_lost]
+    untrained = 0 if settings.step_wise else sum(max(0, len(rollout.segments) - 1) for rollout in live)
     metrics = {
         "harbor/lost": float(len(trajectories) - len(live)),
         "harbor/failed_attempts": sum(item.rollout.metrics.get("infra/failed_attempts", 0.0) for item in trajectories),
-        "harbor/untrained_segments": float(sum(max(0, len(rollout.segments) - 1) for rollout in live)),
+        "harbor/untrained_segments": float(untrained),
     }
     if live:
         metrics["harbor/avg_reward"] = _mean([rollout.reward or 0.0 for rollout in live])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from harbor.models.trial.config import AgentConfig
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from harbor_gym._runtime.harbor_versions import require_server
 from harbor_gym.adapters.harbor.agents import unchecked_agent
 from harbor_gym.config import TerminalEnvConfig, describe_problems, require_fields_of_own_loop
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_SANDBOX
+from harbor_gym.types import DEFAULT_SANDBOX, TrainSegments
 
 
 @dataclass
@@ -41,6 +41,10 @@ class HarborSettings(BaseConfig):
 
     agent_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the agent. One that is not listed has ``{gateway_url}`` where its base URL belongs."""
+
+    train_segments: str = "main"
+    """As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it; ``all`` needs step-wise rows, as an episode has
+    several then."""
 
     env: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further fields of :class:`harbor_gym.TerminalEnvConfig`. Only without an agent."""
@@ -97,6 +101,13 @@ def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> None
         if settings.agent is None:
             raise UsageError("harbor.harbor_server runs the episodes of harbor.agent, which is not set")
         require_server()
+    if settings.train_segments not in get_args(TrainSegments):
+        raise UsageError(f"harbor.train_segments is main or all, not {settings.train_segments!r}")
+    if settings.train_segments == "all" and (settings.agent is None or not generator.step_wise_trajectories):
+        raise UsageError(
+            "harbor.train_segments=all trains the side calls of harbor.agent, and needs "
+            "generator.step_wise_trajectories=true"
+        )
     _check_env(settings)
     engine = generator.inference_engine
     refused: Mapping[str, bool] = {

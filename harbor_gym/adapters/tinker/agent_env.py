@@ -32,7 +32,7 @@ from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.outcomes import describe
 from harbor_gym.stragglers import BatchDeadlineError, DropReason, EpisodeClock
 from harbor_gym.transcripts import episode_name, write_transcript
-from harbor_gym.types import Rollout, Sample, Transcript
+from harbor_gym.types import Rollout, Sample, TrainSegments, Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class HarborAgentTinkerEnv(Env):
         codec: How the model writes a chat.
         max_tokens: The sampler's limit for one message, in tokens.
         max_context_tokens: The model's context window in tokens; None checks nothing.
+        train_segments: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it.
         labels: What to call this episode in logs and in its transcript.
         transcript_path: Where to write the episode's transcript when it ends; None writes none.
         reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``.
@@ -69,6 +70,7 @@ class HarborAgentTinkerEnv(Env):
         *,
         max_tokens: int,
         max_context_tokens: int | None = None,
+        train_segments: TrainSegments = "main",
         labels: dict[str, Any] | None = None,
         transcript_path: Path | None = None,
         reward: TrajectoryReward | None = None,
@@ -79,7 +81,13 @@ class HarborAgentTinkerEnv(Env):
 
         self._transcript_path, self._reward = transcript_path, reward
         self._interface = RolloutInterface.from_config(
-            config, self._sample, codec, agent, max_context_tokens=max_context_tokens, max_answer_tokens=max_tokens
+            config,
+            self._sample,
+            codec,
+            agent,
+            max_context_tokens=max_context_tokens,
+            max_answer_tokens=max_tokens,
+            train_segments=train_segments,
         )
         self._requests: asyncio.Queue[_Request] = asyncio.Queue()
         self._playing: asyncio.Task[Rollout] | None = None
@@ -171,7 +179,7 @@ class HarborAgentTinkerEnv(Env):
                 await asyncio.wait([playing])
 
     def drop_untrained(self, trajectory: Trajectory) -> None:
-        """Take what is not the agent's own conversation out of a trajectory: side calls, and answers without use."""
+        """Take what no segment of the rollout trains out of a trajectory: answers without use, and side calls."""
         if self._rollout is None:
             return
         wholes = [(len(segment.prompt), segment.token_ids, segment.mask) for segment in self._rollout.segments]

@@ -27,7 +27,7 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Add nothing to the verifier's rewards; leave side calls out of the trajectories."""
+        """Add nothing to the verifier's rewards; leave what is not trained out of the trajectories."""
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, HarborAgentTinkerEnv):
                 env.drop_untrained(trajectory)
@@ -53,6 +53,7 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
             codec,
             max_tokens=template.max_tokens,
             max_context_tokens=template.max_context_tokens,
+            train_segments=template.train_segments,
             labels=self._labels(index),
             transcript_path=self._transcript_path(index),
             reward=find_trajectory_reward(template.trajectory_reward),

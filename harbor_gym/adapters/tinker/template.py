@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.types import TrainSegments
 from harbor_gym.wrappers import MakeEnv
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class GroupTemplate:
     agent: "AgentConfig | str | None" = None
     """One of Harbor's agents, or ``module.path:Class``, that plays, answered by the policy; None is our own loop.
     For an agent with keyword arguments, its configuration: :func:`harbor_gym.adapters.harbor.agents.agent_of`."""
+
+    train_segments: TrainSegments = "main"
+    """Which conversations of an agent's episode are trained, see ``RolloutInterface``. Each has the episode's
+    advantage."""
 
     make_env: MakeEnv | str | None = None
     """Makes each episode's environment: a subclass of ``AsyncTerminalGymEnv``, a function that puts wrappers around

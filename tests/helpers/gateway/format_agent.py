@@ -99,6 +99,23 @@ class ToolAgent(FormatAgent):
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": shown})
 
 
+class DelegatingAgent(FormatAgent):
+    """Have a sub-agent, with a system prompt of its own, look behind the first answer, in two turns."""
+
+    _has_asked = False
+
+    @override
+    async def _ask(self, client: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
+        answer = await super()._ask(client, body)
+        if not self._has_asked:
+            self._has_asked = True
+            messages = [{"role": "system", "content": "You are a sub-agent."}, {"role": "user", "content": "Look."}]
+            for _ in range(2):
+                (choice,) = (await super()._ask(client, {"model": "policy", "messages": messages}))["choices"]
+                messages += [choice["message"], {"role": "user", "content": "And?"}]
+        return answer
+
+
 class CrowdingAgent(FormatAgent):
     """Send more requests at once than are taken, and exit as a program in the sandbox that fails on the refusal."""
 

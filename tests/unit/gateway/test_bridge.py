@@ -151,6 +151,7 @@ async def test_a_repeated_request_replaces_an_answer_that_nobody_used() -> None:
     assert policy.prompts[1] == policy.prompts[2]
     kinds = {segment.calls: session.kinds[segment.calls[-1]] for segment in session.segments}
     assert kinds == {(0, 2, 3): CallKind.MAIN, (1,): CallKind.ABANDONED}
+    assert [segment.calls for segment in session.used_segments] == [(0, 2, 3)]
     assert trained_text(session) == "one\x00used\x00end\x00"
     assert not session.breaks
 
@@ -194,6 +195,7 @@ async def test_a_nested_sub_agent_is_recorded_apart() -> None:
     await main.ask()
     kinds = {segment.calls: session.kinds[segment.calls[-1]] for segment in session.segments}
     assert kinds == {(0, 3): CallKind.MAIN, (1, 2): CallKind.SIDE}
+    assert [segment.calls for segment in session.used_segments] == [(0, 3), (1, 2)]
     assert trained_text(session) == "call agent\x00done\x00"
     assert not session.breaks
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.stragglers import Stragglers
-from harbor_gym.types import ExecutorKind
+from harbor_gym.types import ExecutorKind, TrainSegments
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.template import GroupTemplate
@@ -204,6 +204,9 @@ class TrainConfig(BaseModel):
     agent_options: dict[str, Any] = _field(ROLLOUTS, {})
     """NAME=VALUE, the agent's own; {gateway_url} stands for its model's address."""
 
+    train_segments: TrainSegments = _field(ROLLOUTS, "main")
+    """Train the agent's own conversation (main), or those of its sub-agents and other side calls too (all)."""
+
     make_env: str | None = _field(ROLLOUTS)
     """module.path:name of what makes each episode's environment: a subclass of AsyncTerminalGymEnv, or a function."""
 
@@ -289,6 +292,7 @@ class TrainConfig(BaseModel):
             branch=self.branch,
             transcripts_dir=transcripts_dir,
             agent=agent,
+            train_segments=self.train_segments,
             make_env=self.make_env,
             trajectory_reward=self.trajectory_reward,
         )

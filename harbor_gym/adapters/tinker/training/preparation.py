@@ -124,8 +124,8 @@ def _check_rollouts(run: TrainRun) -> None:
     require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
     if config.agent is not None:
         _check_agent(config, config.agent)
-    elif config.agent_options or config.env.harbor_server is not None:
-        raise UsageError("--agent-option and --harbor-server need --agent")
+    elif config.agent_options or config.env.harbor_server is not None or config.train_segments != "main":
+        raise UsageError("--agent-option, --harbor-server and --train-segments need --agent")
     if config.branch is not None:
         Branch.parse(config.branch).require_fit(config.group_size)
         if config.stragglers.is_active:
