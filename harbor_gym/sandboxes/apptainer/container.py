@@ -31,7 +31,6 @@ from harbor_gym.sandboxes.archive.transfers import Work
 from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
 from harbor_gym.sandboxes.declared import require_room
 from harbor_gym.sandboxes.supervisor import seccomp
-from harbor_gym.sandboxes.supervisor.carrier import Carrier
 from harbor_gym.sandboxes.supervisor.forkserver_client import supervisor_argv, supervisor_environment
 from harbor_gym.sandboxes.supervisor.program.messages import (
     FIRST,
@@ -179,6 +178,7 @@ class Container(RunningSandbox):
         """
         self._target = None
         self._forget_view()
+        await self._carriers.end()
         process = self._process
         if process is None:
             return
@@ -237,16 +237,12 @@ class Container(RunningSandbox):
 
     @override
     async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
-        carrier = Carrier()
         try:
-            await shielded(carrier.start(self.target, spec, *self.view_handles))
-            await carrier.run(work)
+            await self._carriers.carry(self.target, spec, work, *self.view_handles)
         except StreamEndedError as exc:
             if self.is_running:
                 raise
             raise SandboxLostError(f"the apptainer sandbox's transfer was cut off ({exc})") from exc
-        finally:
-            await shielded(carrier.end())
 
     @override
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:

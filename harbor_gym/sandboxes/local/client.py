@@ -32,7 +32,6 @@ from harbor_gym.sandboxes.local.options import Limits
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, OutputPipe
 from harbor_gym.sandboxes.supervisor import seccomp
-from harbor_gym.sandboxes.supervisor.carrier import Carrier
 from harbor_gym.sandboxes.supervisor.forkserver_client import (
     ForkedSupervisor,
     fork_supervisor,
@@ -172,6 +171,7 @@ class SupervisedSandbox(RunningSandbox):
             await self._process.wait()
             raise SandboxTimeoutError(f"the local sandbox did not end within {_STOP_TIMEOUT_SEC:g} s") from None
         finally:
+            await self._carriers.end()
             await self._remove_groups()
 
     async def copy_written(self, target: Path) -> None:
@@ -213,6 +213,7 @@ class SupervisedSandbox(RunningSandbox):
     def _lose(self) -> None:
         self._is_lost = True
         self._forget_view()
+        self._carriers.hang_up()
         if not self._ready.done():
             self._ready.set_result({"error": "its supervisor ended before the sandbox was up"})
         for waiting in list(self._pending.values()):
@@ -460,18 +461,13 @@ class SupervisedSandbox(RunningSandbox):
 
     @override
     async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
-        number, answered = self._expect_answer()
-        carrier = Carrier()
-        answered.add_done_callback(lambda _: carrier.hang_up())
+        if not self.is_running:
+            raise self._lost("the local sandbox is not running")
+        handles = () if self._view is None else (self._view,)
         try:
-            handles = () if self._view is None else (self._view,)
-            await shielded(carrier.start(self._require_target(), spec, *handles))
-            await carrier.run(work)
+            await self._carriers.carry(self._require_target(), spec, work, *handles)
         except StreamEndedError as exc:
             raise self._lost(f"the local sandbox's transfer was cut off ({exc})") from exc
-        finally:
-            self._pending.pop(number, None)
-            await shielded(carrier.end())
 
     def _send(self, number: int, request: CommandSpec, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
         handles = [source.far_end, *(pipe.far_end for pipe in pipes)]

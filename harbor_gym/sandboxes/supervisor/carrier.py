@@ -1,16 +1,18 @@
-"""The process of one transfer into or out of a local sandbox, and the stream to it."""
+"""The processes of transfers into and out of one sandbox, and the streams to them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Mapping
 from typing import Any
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.rootless import is_rootless
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.sandboxes.archive.transfers import Work, in_thread
 from harbor_gym.sandboxes.archive.trees.records import Stream
 from harbor_gym.sandboxes.supervisor.forkserver_client import (
@@ -21,40 +23,148 @@ from harbor_gym.sandboxes.supervisor.forkserver_client import (
 )
 from harbor_gym.sandboxes.supervisor.program.messages import Target, as_object
 
+_IDLE_SEC = 1.0
+"""How long a process waits for another transfer: those of a verdict come one upon the other."""
+
 
 class _Cancelled(Exception):
     """The transfer was given up."""
 
 
-class Carrier:
-    """The process of one transfer, and this side's end of the stream to it."""
+class Carriers:
+    """The processes that move files for one sandbox. One that has ended a transfer well does the next, if that is soon.
+
+    Each serves one transfer at a time, of the sandbox's own files or of one view.
+    """
 
     def __init__(self) -> None:
-        self._near, self._far = socket.socketpair()
-        self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
-        self._is_over = False
+        self._waiting: _Carrier | None = None
+        self._running: set[_Transfer] = set()
+        self._ends: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def start(self, target: Target, spec: Mapping[str, Any], *handles: int) -> None:
-        """Start the process.
+    async def carry(self, target: Target, spec: Mapping[str, Any], work: Work, *handles: int) -> None:
+        """Move files, by a process that sees the sandbox's and by ``work`` on this machine's side of the stream.
 
         Args:
             target: The sandbox.
             spec: What the process does there.
+            work: Done in a thread.
             handles: A descriptor of the mount namespace to do it in, where that is not the sandbox's own.
+
+        Raises:
+            SandboxTimeoutError: It took too long.
+            StreamEndedError: The process ended early, or :meth:`hang_up` was called.
+            Exception: What ``work`` raises.
         """
-        config = json.dumps({"transfer": {"target": as_object(target), "spec": spec}})
+        sees = tuple(os.fstat(handle).st_ino for handle in handles)
+        carrier, transfer = self._waiting, _Transfer()
+        if carrier is not None and carrier.sees == sees and transfer.ask(carrier, spec):
+            self._waiting = None
+        else:
+            self._end_waiting()
+            carrier = _Carrier(sees)
+            transfer.ask(carrier, spec)
+        self._running.add(transfer)
+        is_well = False
+        try:
+            if not carrier.is_started:
+                await shielded(carrier.start(target, *handles))
+            await transfer.run(work)
+            is_well = True
+        finally:
+            self._running.discard(transfer)
+            transfer.close()
+            if is_well:
+                self._end_waiting()
+                self._waiting = carrier
+                self._timer = asyncio.get_running_loop().call_later(_IDLE_SEC, self._end_waiting)
+            else:
+                carrier.kill()
+                await shielded(carrier.wait())
+
+    def _end_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._waiting is not None:
+            self._waiting.kill()
+            end = asyncio.ensure_future(self._waiting.wait())
+            self._ends.add(end)
+            end.add_done_callback(self._ends.discard)
+            self._waiting = None
+
+    def hang_up(self) -> None:
+        """Stop the transfers on both sides, and end the process that waits for another. Idempotent."""
+        for transfer in self._running:
+            transfer.hang_up()
+        self._end_waiting()
+
+    async def end(self) -> None:
+        """Do :meth:`hang_up`, and wait until no process waits any more."""
+        self.hang_up()
+        if self._ends:
+            await asyncio.wait(self._ends)
+
+
+class _Carrier:
+    """One process."""
+
+    def __init__(self, sees: tuple[int, ...]) -> None:
+        self.sees = sees
+        """The mount namespace that its files are of, by its inode; nothing for the sandbox's own."""
+        self.control, self._far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Return whether it was started."""
+        return self._process is not None
+
+    async def start(self, target: Target, *handles: int) -> None:
+        """Start it; what it was asked before, it does."""
+        config = json.dumps({"transfers": as_object(target)})
         with self._far as far:
             if not is_rootless():
                 self._process = await fork_supervisor(config, far, *handles)
                 return
             self._process = await start_process(
-                *supervisor_argv("transfer", config, *map(str, (far.fileno(), *handles))),
+                *supervisor_argv("transfers", config, *map(str, (far.fileno(), *handles))),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=[far.fileno(), *handles],
                 env=supervisor_environment(),
                 start_new_session=True,
             )
+
+    def kill(self) -> None:
+        """Kill it if it still runs."""
+        self.control.close()
+        self._far.close()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def wait(self) -> None:
+        """Wait until it is gone."""
+        if self._process is not None:
+            await self._process.wait()
+
+
+class _Transfer:
+    """One transfer: a stream to the process that does its other side."""
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._is_over = False
+
+    def ask(self, carrier: _Carrier, spec: Mapping[str, Any]) -> bool:
+        """Give a process its end of the stream; return whether it still takes any."""
+        try:
+            socket.send_fds(carrier.control, [json.dumps(spec).encode()], [self._far.fileno()])
+        except OSError:
+            return False
+        self._far.close()
+        return True
 
     async def run(self, work: Work) -> None:
         """Do this side's work in a thread; give it up where the time is over or the caller is cancelled.
@@ -70,15 +180,11 @@ class Carrier:
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)
 
-    async def end(self) -> None:
-        """Kill the process if it still runs, and wait until it is gone."""
+    def close(self) -> None:
+        """Let nobody wait for this side."""
         self.hang_up()
         self._near.close()
         self._far.close()
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
 
     def _check(self) -> None:
         if self._is_over:

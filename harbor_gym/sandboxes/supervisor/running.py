@@ -10,6 +10,7 @@ from typing import Any
 from harbor_gym.sandboxes.archive.transfers import Work
 from harbor_gym.sandboxes.pipes import Output
 from harbor_gym.sandboxes.supervisor.before_policy import BeforePolicy
+from harbor_gym.sandboxes.supervisor.carrier import Carriers
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import POLICY, SERVICE
 from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 
@@ -52,6 +53,7 @@ class RunningSandbox(ABC):
     def __init__(self) -> None:
         self._ranks = Ranks()
         self._before_policy = BeforePolicy()
+        self._carriers = Carriers()
         self._asked: list[str] = []
         """What the view was asked to carry."""
         self.commands = 0

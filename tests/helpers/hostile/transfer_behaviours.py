@@ -6,9 +6,10 @@ Each function is one test. As a program, for an ordinary user, it runs all and p
 import asyncio
 import contextlib
 import os
+import signal
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutErro
 from harbor_gym.sandboxes.archive import transfers
 from harbor_gym.sandboxes.archive.trees.records import MAX_ENTRIES, SEGMENT, Stream
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.supervisor import carrier
 from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
@@ -398,6 +400,60 @@ async def files_are_chosen_by_patterns(sandbox: LocalEnvironment, scratch: Path)
     assert len(_contents(scratch / "all")) == 6
 
 
+# --- the processes ------------------------------------------------------------------------------------------------
+
+
+async def _eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # what is watched has no event
+            await asyncio.sleep(0.01)
+
+
+async def transfers_that_follow_one_another_have_one_process(sandbox: LocalEnvironment, scratch: Path) -> None:
+    (scratch / "file").write_text("content")
+    carriers = sandbox._running()._carriers  # pyright: ignore[reportPrivateUsage]
+
+    def waits() -> int | None:
+        waiting = carriers._waiting  # pyright: ignore[reportPrivateUsage]
+        return waiting and waiting._process and waiting._process.pid  # pyright: ignore[reportPrivateUsage]
+
+    before = _held()
+    await sandbox.upload_file(scratch / "file", "/file")
+    first = waits()
+    assert first
+    await sandbox.download_file("/file", scratch / "back")
+    assert waits() == first
+    await asyncio.gather(*(sandbox.download_file("/file", scratch / f"back-{number}") for number in range(3)))
+    assert [content for name, content in _contents(scratch).items() if name.startswith("back")] == [b"content"] * 4
+    last = waits()
+    assert last
+    os.kill(last, signal.SIGKILL)
+    await _eventually(lambda: not Path(f"/proc/{last}").exists())
+    await sandbox.download_file("/file", scratch / "after")
+    assert waits() not in (None, last)
+    with pytest.raises(SandboxError, match="No such file"):
+        await sandbox.download_file("/none", scratch / "none")
+    assert waits() is None  # one that failed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carrier, "_IDLE_SEC", 0.05)
+        await sandbox.download_file("/file", scratch / "last")
+        await _eventually(lambda: waits() is None and _held() == before)
+
+
+async def a_process_that_outlived_its_sandbox_moves_nothing_more(sandbox: LocalEnvironment, scratch: Path) -> None:
+    carriers, name = carrier.Carriers(), "/etc/hostname"
+    async with running(make_sandbox(scratch / "other")) as other:
+        target = other._running()._require_target()  # pyright: ignore[reportPrivateUsage]
+
+        async def way(spec: Mapping[str, Any], work: transfers.Work) -> None:
+            await carriers.carry(target, spec, work)
+
+        await transfers.download_file(way, name, scratch / "one", 1 << 20)
+    with pytest.raises(SandboxLostError, match="is gone"):
+        await transfers.download_file(way, name, scratch / "two", 1 << 20)
+    await carriers.end()
+
+
 # --- the end -----------------------------------------------------------------------------------------------------
 
 
@@ -412,6 +468,8 @@ async def cancelled_at_any_moment_nothing_stays(sandbox: LocalEnvironment, scrat
         (source / str(number)).write_bytes(b"x" * 10_000)
     await sandbox.upload_dir(source, "/files")
     await sandbox.download_dir("/files", scratch / "first")
+    carriers = sandbox._running()._carriers  # pyright: ignore[reportPrivateUsage]
+    await carriers.end()
     before = _held()
     for delay_ms in range(0, 60, 3):
         for work in (
@@ -423,6 +481,7 @@ async def cancelled_at_any_moment_nothing_stays(sandbox: LocalEnvironment, scrat
             task.cancel()
             await asyncio.wait([task])
             assert task.cancelled() or task.exception() is None
+            await carriers.end()
             assert _held() == before
     await sandbox.download_dir("/files", scratch / "last")
     assert len(list((scratch / "last").iterdir())) == 300

@@ -1,8 +1,8 @@
-"""Forks a supervisor for every sandbox, and a process for every transfer: Python starts once for all of a caller's.
+"""Forks supervisors, and processes that transfer files: Python starts once for all of a caller's.
 
 It has no part in sandboxes' lives: each ends with its own control socket or with the caller, whatever becomes of this
-one. A transfer ends with it. A request is the configuration as JSON, with the new process's socket to the caller and
-one to answer on.
+one. What transfers files ends with it. A request is the configuration as JSON, with the new process's socket to the
+caller and one to answer on.
 """
 
 import contextlib
@@ -76,8 +76,8 @@ def _become(payload: bytes, control: int, further: list[int], not_its_own: tuple
             os.close(handle)
         os.setsid()
         config = json.loads(payload)
-        if "transfer" in config:
-            status = transfers.transfer(control, config["transfer"], *further)
+        if "transfers" in config:
+            status = transfers.serve(control, config["transfers"], *further)
         else:
             status = serving.serve(control, config)
     except BaseException as exc:  # a forked child must never return into its parent's code

@@ -33,11 +33,11 @@ def main() -> int:
             request = control_socket.read_spec(int(handle))
             os.close(int(handle))
             return entered_command.enter(request, *map(int, view))
-        case ["transfer", text, *handles]:
+        case ["transfers", text, *handles]:
             import transfers
 
             handle, *further = map(int, handles)
-            return transfers.transfer(handle, json.loads(text)["transfer"], *further)
+            return transfers.serve(handle, json.loads(text)["transfers"], *further)
         case ["launch", text]:
             import container
 
@@ -51,7 +51,7 @@ def main() -> int:
             return 0
         case _:
             raise SystemExit(
-                "usage: serve FD JSON | forkserver FD PID | enter JSON | enter-by FD [FD] | transfer JSON FD... | "
+                "usage: serve FD JSON | forkserver FD PID | enter JSON | enter-by FD [FD] | transfers JSON FD... | "
                 "launch JSON | prepare JSON | clean_up JSON | resize JSON | view JSON | merge JSON | drop_view JSON | "
                 "written JSON | probe DIRECTORY"
             )

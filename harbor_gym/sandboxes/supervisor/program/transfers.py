@@ -6,12 +6,16 @@ sandbox's own root, so that no file there leads to anything else, not even by th
 
 import contextlib
 import errno
+import json
 import os
+import select
 import signal
+import socket
 import stat
 from collections.abc import Generator
 from typing import Any
 
+import control_socket
 from child import become_plain
 from kernel.calls import PR_SET_PDEATHSIG, become_root, harden_self, prctl
 from kernel.procfs import start_time
@@ -20,6 +24,7 @@ from trees.receiving import IntoSandbox, Receiver
 from trees.records import ANYTHING, END, FILE, LOST, Allowance, Choice, Stream, StreamEndedError, TransferError, show
 from trees.sending import Sender
 
+_REQUEST_BYTES = 1 << 17
 _MAX_LINKS = 40
 """As Linux's own."""
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -27,30 +32,46 @@ _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-def transfer(handle: int, request: dict[str, Any], view_namespace: int = -1) -> int:
-    """Move files into or out of a living sandbox; return the exit status. Errors are reported on the stream.
+def serve(handle: int, target: object, view_namespace: int = -1) -> int:
+    """Move files into and out of a living sandbox until the caller wants no more; return the exit status.
+
+    Nothing of a transfer is kept for the next. Errors are reported on a transfer's stream; the caller ends this process
+    after any.
 
     Args:
-        handle: A stream socket to the caller.
-        request: The sandbox, and the work; see :func:`carry`.
+        handle: A socket of the caller's, which brings for each transfer its work (see :func:`carry`) and a stream.
+        target: The sandbox.
         view_namespace: The verifier's view, where that is what the files are to be seen in.
     """
     os.set_inheritable(handle, False)
+    control = socket.socket(fileno=handle)
+    first = select.poll()
     try:
-        root = _enter_files(parse(Target, request["target"]), view_namespace)
+        root, pidfd = _enter_files(parse(Target, target), view_namespace)
+        first.register(pidfd, select.POLLIN)
     except (ProcessLookupError, FileNotFoundError):
-        Stream(handle).send_error("the sandbox is gone", LOST)
-        return 1
-    carry(root, request["spec"], handle)
-    return 0
+        root = -1
+    while True:
+        spec, streams = control_socket.receive(control, _REQUEST_BYTES)
+        if not spec:
+            return 0
+        # This process keeps the files of a sandbox that has ended; they are nobody's any more.
+        if root < 0 or first.poll(0):
+            Stream(streams[0]).send_error("the sandbox is gone", LOST)
+            return 1
+        carry(root, json.loads(spec), streams[0])
+        os.close(streams[0])
 
 
-def _enter_files(target: Target, view_namespace: int) -> int:
-    """Move this process to a living sandbox's files, as its root sees them; return a descriptor of the root directory.
+def _enter_files(target: Target, view_namespace: int) -> tuple[int, int]:
+    """Move this process to a living sandbox's files, as its root sees them.
 
     It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be
     started outside for that, by the forkserver or by itself: an ordinary user's supervisor, once its children are the
     sandbox's, may start none elsewhere (EPERM from setns(2): its PID namespace is not its user namespace's).
+
+    Returns:
+        A descriptor of the root directory, and one of the sandbox's first process.
 
     Raises:
         ProcessLookupError: The sandbox is gone.
@@ -66,9 +87,8 @@ def _enter_files(target: Target, view_namespace: int) -> int:
     if view_namespace >= 0:
         os.setns(view_namespace, os.CLONE_NEWNS)
         os.close(view_namespace)
-    os.close(pidfd)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    return os.open("/", os.O_PATH | os.O_DIRECTORY)
+    return os.open("/", os.O_PATH | os.O_DIRECTORY), pidfd
 
 
 def carry(root: int, spec: dict[str, Any], handle: int) -> None:
