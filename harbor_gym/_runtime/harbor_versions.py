@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
     from harbor.environments.capabilities import EnvironmentResourceCapabilities
     from harbor.models.task.config import MCPServerConfig
-    from harbor.models.trial.config import EnvironmentConfig, TrialConfig
+    from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TrialConfig
     from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 VERSION = tuple(int(number) for number in re.findall(r"\d+", importlib.metadata.version("harbor"))[:2])
@@ -30,6 +30,7 @@ _FRACTIONAL_CPUS = (0, 25)
 _TYPED_OPTIONS = (0, 26)
 _MCP_HEADERS = (0, 26)
 _VERIFIER_NETWORKS = (0, 25)
+_AGENT_CONNECTIONS = (0, 25)
 _ERROR_POLICIES = (0, 26)
 _SERVER = (0, 26)
 _LINT = (0, 26)
@@ -64,6 +65,11 @@ def run_preflight(config: EnvironmentConfig) -> None:
 def network_settings(config: TrialConfig) -> tuple[Any, ...]:
     """Return the settings of a trial that its networks are resolved from. Since 0.25 the verifier's are among them."""
     return (config.agent, config.environment, *((config.verifier,) if VERSION >= _VERIFIER_NETWORKS else ()))
+
+
+def base_url_of(agent: AgentConfig) -> str | None:
+    """Return the model's address that an agent's configuration names, in a field of its own since 0.25."""
+    return getattr(agent, "base_url") if VERSION >= _AGENT_CONNECTIONS else None  # noqa: B009  # older types lack it
 
 
 def recorded_exceptions(result: TrialResult) -> list[ExceptionInfo]:

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from harbor_gym._runtime.harbor_versions import require_server
+from harbor_gym._runtime.harbor_versions import base_url_of, require_server
 from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
@@ -94,9 +94,11 @@ def point_at_session(
         limits: The session's budgets, for agents that plan with them.
 
     Raises:
-        UsageError: The agent is not listed and has no place for an address.
+        UsageError: The agent has an address of its own, or is not listed and has no place for one.
     """
+    _require_address(agent)
     url = sandbox_url(session) if in_sandbox else session.base_url
+    own = {} if (given := base_url_of(agent)) is None else {"base_url": _placed(given, url)}
     if (name := _listed_name(agent)) is not None:
         pointed = agent_config(
             name,
@@ -107,11 +109,10 @@ def point_at_session(
             kwargs=agent.kwargs,
             env=agent.env,
         )
-        own = {"model_name": agent.model_name or pointed.model_name, "kwargs": pointed.kwargs, "env": pointed.env}
+        own |= {"model_name": agent.model_name or pointed.model_name, "kwargs": pointed.kwargs, "env": pointed.env}
         return agent.model_copy(update=own)
-    _require_address(agent)
-    placed = _placed({"kwargs": agent.kwargs, "env": agent.env}, url)
-    return agent.model_copy(update={"model_name": agent.model_name or model, **placed})
+    own |= _placed({"kwargs": agent.kwargs, "env": agent.env}, url)
+    return agent.model_copy(update={"model_name": agent.model_name or model, **own})
 
 
 def attach(trial: "Trial", gateway: Gateway, session: Session, *, in_sandbox: bool) -> None:
@@ -144,6 +145,12 @@ def _listed_name(agent: "AgentConfig") -> str | None:
 
 
 def _require_address(agent: "AgentConfig") -> None:
+    own = base_url_of(agent)
+    if own is not None and URL_MARK not in own:
+        raise UsageError(
+            f"agent {agent.import_path or agent.name!r} asks the model at {own}, and not the policy: "
+            f"leave its base_url out, or write {URL_MARK} into it"
+        )
     if _listed_name(agent) is None and not has_mark(agent):
         raise UsageError(
             f"agent {agent.import_path or agent.name!r} is not listed in harbor_gym.gateway.agents: write {URL_MARK} "
@@ -152,8 +159,8 @@ def _require_address(agent: "AgentConfig") -> None:
 
 
 def has_mark(agent: "AgentConfig") -> bool:
-    """Return whether :data:`URL_MARK` stands in an agent's options or variables."""
-    given = {"kwargs": agent.kwargs, "env": agent.env}
+    """Return whether :data:`URL_MARK` stands in an agent's options, variables or ``base_url``."""
+    given = {"kwargs": agent.kwargs, "env": agent.env, "base_url": base_url_of(agent)}
     return _placed(given, "") != given
 
 

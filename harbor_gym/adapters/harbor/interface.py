@@ -12,7 +12,7 @@ from typing import Any, Self, TypeGuard, get_args
 from harbor.models.trial.config import AgentConfig, TaskConfig
 from pydantic import ValidationError
 
-from harbor_gym._runtime.harbor_versions import require_server
+from harbor_gym._runtime.harbor_versions import base_url_of, require_server
 from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.harbor.agents import has_mark, runs_in_sandbox
@@ -318,8 +318,8 @@ class RolloutInterface:
             raise UsageError("the strategy env is our own loop, and a Harbor server can't run it: give an agent")
         if self._config.verify_paths not in ("auto", "off") or self._config.keep_agent_processes is not None:
             raise UsageError("Harbor's server grades as harbor run does, without verify_paths and keep_agent_processes")
-        if has_mark(self._agent):
-            raise UsageError("Harbor's server gives an agent its address: leave {gateway_url} out of its options")
+        if has_mark(self._agent) or base_url_of(self._agent) is not None:
+            raise UsageError("Harbor's server gives an agent its address: leave {gateway_url} and base_url out of it")
 
     def _require_env_arguments(self, agent: AgentConfig | str | None) -> None:
         if agent is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harbor.models.task.config import VerifierEnvironmentMode
 from harbor.models.task.task import Task
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig
 from harbor.models.trial.result import TrialResult
@@ -169,8 +170,7 @@ class ServerPlayer:
 
     def _grading(self, result: TrialResult, missing: Sequence[str]) -> Grading:
         """Return what is known of a grading by the server: of the sandbox, what the trial recorded."""
-        mode = getattr(result, "verifier_environment_mode", None)  # older Harbors' types lack it
-        finding = SandboxFinding(is_shared=mode is not None and mode.value == "shared")
+        finding = SandboxFinding(is_shared=result.verifier_environment_mode is VerifierEnvironmentMode.SHARED)
         breakage = policy_failure(result, finding, self.ambiguous_failures)
         rewards = {} if breakage is not None else rewards_of(result)
         # The relay refuses by itself, by status 429, what is too much for it.

@@ -378,7 +378,11 @@ async def test_wrong_settings_of_a_server_are_told_at_the_start(
         ({"keep_agent_processes": True}, "without verify_paths and keep_agent_processes"),
         (
             {"agent": AgentConfig(name="codex", kwargs={"url": "{gateway_url}"})},
-            "leave {gateway_url} out of its options",
+            "leave {gateway_url} and base_url out of it",
+        ),
+        (
+            {"agent": AgentConfig.model_validate({"name": "codex", "base_url": "https://other.example"})},
+            "leave {gateway_url} and base_url out of it",
         ),
     ],
 )

@@ -8,9 +8,18 @@ from harbor.agents.installed.base import BaseInstalledAgent
 from harbor.models.agent.name import AgentName
 from harbor.models.trial.config import AgentConfig
 
-from harbor_gym.adapters.harbor.agents import URL_MARK, agent_of, require_terminus_json, runs_in_sandbox
+from harbor_gym._runtime.harbor_versions import VERSION
+from harbor_gym.adapters.harbor.agents import (
+    URL_MARK,
+    agent_of,
+    point_at_session,
+    require_terminus_json,
+    runs_in_sandbox,
+)
 from harbor_gym.errors import UsageError
+from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import AGENTS
+from tests.helpers.gateway.clients import Script, ThinkingCodec
 
 FORMAT_AGENT = "tests.helpers.gateway.format_agent:FormatAgent"
 PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
@@ -36,6 +45,29 @@ def test_other_agents_name_the_place_of_their_address() -> None:
     for name in (FORMAT_AGENT, "opencode"):
         with pytest.raises(UsageError, match="gateway_url"):
             agent_of(name, {"tries": 3})
+
+
+has_base_url = pytest.mark.skipif(VERSION < (0, 25), reason="Harbor's agents have a base_url since 0.25")
+
+
+@has_base_url
+@pytest.mark.parametrize("agent", [{"name": "opencode"}, {"name": "terminus-2"}, {"import_path": FORMAT_AGENT}])
+async def test_an_agents_own_field_may_hold_its_address(agent: dict[str, str]) -> None:
+    given = AgentConfig.model_validate({**agent, "base_url": f"{URL_MARK}/v1"})
+    async with Gateway(Script(), ThinkingCodec(), model="policy") as gateway:
+        session = gateway.open_session()
+        pointed = point_at_session(given, session, model="policy", in_sandbox=False, limits=SessionLimits())
+        assert pointed.model_dump()["base_url"] == f"{session.base_url}/v1"
+
+
+@has_base_url
+@pytest.mark.parametrize("agent", [{"name": "codex"}, {"name": "terminus-2"}, {"import_path": FORMAT_AGENT}])
+async def test_an_agent_that_would_ask_another_model_is_refused(agent: dict[str, str]) -> None:
+    """Nothing of it would be recorded, and its reward would be one without calls."""
+    given = AgentConfig.model_validate({**agent, "base_url": "https://other.example/v1", "kwargs": {"url": URL_MARK}})
+    async with Gateway(Script(), ThinkingCodec(), model="policy") as gateway:
+        with pytest.raises(UsageError, match=r"asks the model at https://other\.example/v1"):
+            point_at_session(given, gateway.open_session(), model="policy", in_sandbox=False, limits=SessionLimits())
 
 
 def test_an_agent_that_is_imported_asks_nobody_for_prices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from harbor_gym import Sample
+from harbor_gym._runtime.harbor_versions import VERSION
 from harbor_gym.errors import SamplerError, UsageError
 from tests.contract.players.episode import VANISH, Script
+from tests.helpers.gateway.harbor_server import KEY, ServerProcess, started
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
 
@@ -111,6 +113,28 @@ async def test_settings_that_can_not_be_used(
     config = verl_config(tmp_path, [terminal_loop(**settings)])
     with pytest.raises((UsageError, InstantiationException), match=message):
         await play(config, SamplerServers(SOLVED), make_batch(task, "terminal"))
+
+
+@pytest.mark.skipif(VERSION < (0, 26), reason="Harbor has a server since 0.26")
+async def test_an_agents_episodes_run_on_harbors_server(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.helpers.verl.workers import FAKE, SamplerServers, make_batch, play, row_of, verl_config
+
+    monkeypatch.setenv("HARBOR_API_KEY", KEY)
+    agent = "tests.helpers.gateway.relayed_agent:RelayedAgent"
+    own = {"sandbox": FAKE, "sandbox_options": OPTIONS, "agent": agent, "max_answer_tokens": 500}
+    loop = {"name": "agent", "_target_": "harbor_gym.adapters.verl.HarborAgentLoop", **own}
+    servers = SamplerServers(SOLVED)
+    with started(ServerProcess(tmp_path / "server")) as server:
+        config = verl_config(tmp_path, [{**loop, "harbor_server": server.url}])
+        output = await play(config, servers, make_batch(task, "agent", size=2))
+    assert output.batch["rm_scores"].sum(dim=-1).tolist() == [1.0, 1.0]
+    for number, harbor in enumerate(output.non_tensor_batch["harbor"]):
+        assert harbor["end_reason"] == "completed"
+        assert harbor["metrics"]["gateway/reconnects"] == 0
+        assert sum(row_of(output, number)[2]) > 0
+    assert sorted(servers.requests.values()) == [3, 3]
 
 
 def test_a_dataset_that_verl_reads(task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
