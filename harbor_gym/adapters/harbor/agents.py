@@ -98,6 +98,7 @@ def point_at_session(
     """
     _require_address(agent)
     url = sandbox_url(session) if in_sandbox else session.base_url
+    placed = _placed({"kwargs": agent.kwargs, "env": agent.env}, url)
     own = {} if (given := base_url_of(agent)) is None else {"base_url": _placed(given, url)}
     if (name := _listed_name(agent)) is not None:
         pointed = agent_config(
@@ -106,13 +107,11 @@ def point_at_session(
             model=model,
             max_context_tokens=limits.max_context_tokens or _NO_LIMIT_TOKENS,
             max_answer_tokens=limits.max_answer_tokens or _NO_LIMIT_TOKENS,
-            kwargs=agent.kwargs,
-            env=agent.env,
+            **placed,
         )
         own |= {"model_name": agent.model_name or pointed.model_name, "kwargs": pointed.kwargs, "env": pointed.env}
         return agent.model_copy(update=own)
-    own |= _placed({"kwargs": agent.kwargs, "env": agent.env}, url)
-    return agent.model_copy(update={"model_name": agent.model_name or model, **own})
+    return agent.model_copy(update={"model_name": agent.model_name or model, **placed, **own})
 
 
 def attach(trial: "Trial", gateway: Gateway, session: Session, *, in_sandbox: bool) -> None:

@@ -60,6 +60,15 @@ async def test_an_agents_own_field_may_hold_its_address(agent: dict[str, str]) -
         assert pointed.model_dump()["base_url"] == f"{session.base_url}/v1"
 
 
+@pytest.mark.parametrize("agent", [{"name": "codex"}, {"name": "terminus-2"}, {"import_path": FORMAT_AGENT}])
+async def test_every_agents_options_and_variables_may_hold_its_address(agent: dict[str, str]) -> None:
+    given = AgentConfig.model_validate({**agent, "kwargs": {"url": URL_MARK}, "env": {"URL": URL_MARK}})
+    async with Gateway(Script(), ThinkingCodec(), model="policy") as gateway:
+        session = gateway.open_session()
+        pointed = point_at_session(given, session, model="policy", in_sandbox=False, limits=SessionLimits())
+        assert (pointed.kwargs["url"], pointed.env["URL"]) == (session.base_url, session.base_url)
+
+
 @has_base_url
 @pytest.mark.parametrize("agent", [{"name": "codex"}, {"name": "terminus-2"}, {"import_path": FORMAT_AGENT}])
 async def test_an_agent_that_would_ask_another_model_is_refused(agent: dict[str, str]) -> None:
