@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from harbor_gym.config.snapshot import KeepSnapshot
 from harbor_gym.errors import BudgetSpentError, HarborGymError
 from harbor_gym.outcomes import RetryBudget, classify
 from harbor_gym.stragglers import EpisodeClock
@@ -32,7 +33,7 @@ async def context_tokens_of(sample: Sampler) -> int | None:
     return await sample.context_tokens() if isinstance(sample, KnowsContext) else None
 
 
-async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
+async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnapshot | None = None) -> Rollout:
     """Run one episode to its end and close the environment.
 
     Args:
@@ -40,6 +41,7 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
         sample: Asked once a turn. Its ``BudgetSpentError`` (the prompt does not fit the engine) ends the episode
             truncated, its ``SamplerError`` is an infrastructure error; other exceptions pass through. One that knows
             its engine's context window (:class:`KnowsContext`) sets the environment's, where that has none.
+        keep: Called before each answer but the first.
 
     Returns:
         The trajectory. A failure of sandbox, terminal, verifier or sampler comes back as ``INFRASTRUCTURE_ERROR``, with
@@ -54,6 +56,8 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
         step = await env.reset()
         while not step.done:
             prompt = step.observation
+            if keep is not None and env.transcript.turns:
+                await keep(await env.snapshot())
             try:
                 sampled = await sample(prompt)
             except BudgetSpentError as exc:

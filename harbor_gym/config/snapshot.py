@@ -1,6 +1,7 @@
 """A running episode at a turn boundary, as a record from which others go on."""
 
 import functools
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 SNAPSHOT_FORMAT = 1
 """Version of what a snapshot's file has beside an episode's transcript."""
+
+_OWN = ("task_digest", "seed", "tokens", "messages")
+"""The fields that a snapshot's file has beside a transcript's."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,9 @@ class Snapshot:
     tokens: tuple[int, ...] | None = None
     """The prompt after the last turn, token by token, where :class:`harbor_gym.TokenTerminalEnv` made the snapshot."""
 
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    """The chat so far, where :func:`harbor_gym.samplers.run_chat_episode` made the snapshot."""
+
     @property
     def turn(self) -> int:
         """How many turns were taken."""
@@ -59,7 +66,7 @@ class Snapshot:
         )
 
     def at(self, turn: int) -> Self:
-        """Return the snapshot of an earlier turn, with its tokens where they are known.
+        """Return the snapshot of an earlier turn, with its tokens where they are known, and without a chat.
 
         Raises:
             UsageError: There is no such turn.
@@ -70,7 +77,8 @@ class Snapshot:
             raise UsageError(f"there is no turn {turn}: it is 0 (after reset) to {self.turn}")
         following = self.turns[turn]
         tokens = (self.tokens or ())[: following.prompt_tokens] or None  # each prompt begins with the one before
-        return replace(self, turns=self.turns[:turn], observation=following.observation, tokens=tokens)
+        earlier = self.turns[:turn]
+        return replace(self, turns=earlier, observation=following.observation, tokens=tokens, messages=None)
 
     def write(self, path: Path) -> None:
         """Write an episode's transcript in JSON, with what that lacks, to ``path``, whole or not at all.
@@ -81,7 +89,7 @@ class Snapshot:
         transcript = self.transcript
         if transcript.settings is None:
             raise UsageError("the snapshot can't be written: its configuration holds what JSON has not")
-        own = {"format": SNAPSHOT_FORMAT, "task_digest": self.task_digest, "seed": self.seed, "tokens": self.tokens}
+        own = {"format": SNAPSHOT_FORMAT} | {name: getattr(self, name) for name in _OWN}
         write_transcript(path, transcript, labels={"snapshot": own})
 
     @classmethod
@@ -106,7 +114,7 @@ class Snapshot:
             known = TerminalEnvConfig.model_validate(transcript.settings)
         except ValidationError as exc:
             raise UsageError(f"{path}: its configuration does not fit this version: {describe_problems(exc)}") from exc
-        tokens = own.get("tokens")
+        tokens, messages = own.get("tokens"), own.get("messages")
         read = cls(
             config=known,
             turns=tuple(transcript.turns),
@@ -115,8 +123,13 @@ class Snapshot:
             task_digest=own.get("task_digest", ""),
             seed=own.get("seed"),
             tokens=None if tokens is None else tuple(tokens),
+            messages=None if messages is None else tuple(messages),
         )
         return read.at(read.turn - 1) if document.get("end_reason") and read.turns else read
+
+
+type KeepSnapshot = Callable[[Snapshot], Awaitable[None]]
+"""Takes an episode as it stands before the policy's next answer, to go on from it later."""
 
 
 def read_start(start: Path | Snapshot | None) -> Snapshot | None:

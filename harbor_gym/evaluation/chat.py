@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config.snapshot import KeepSnapshot
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
 from harbor_gym.evaluation.episodes import EpisodeResult, Timed, play_recorded
@@ -28,8 +29,8 @@ class ChatPlayer:
         """Play an episode once; return the infrastructure error too, if that ended it."""
         timed = Timed(self.endpoint.__call__)
 
-        async def play(config: TerminalEnvConfig) -> Rollout:
-            return await run_chat_episode(AsyncTerminalGymEnv(config), timed)
+        async def play(config: TerminalEnvConfig, keep: KeepSnapshot | None) -> Rollout:
+            return await run_chat_episode(AsyncTerminalGymEnv(config), timed, keep=keep)
 
         result, rollout = await play_recorded(config, number, play, self.transcripts_dir)
         return replace(result, sampling_sec=round(timed.seconds, 3)), rollout.error

@@ -1,8 +1,10 @@
 """Play the episodes of an evaluation."""
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,15 +12,18 @@ from pathlib import Path
 from typing import Protocol
 
 from harbor_gym._runtime.task_groups import task_group
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import Snapshot, TerminalEnvConfig
+from harbor_gym.config.snapshot import KeepSnapshot
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.task import load_task
-from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.errors import ForkDivergedError, HarborGymError, UsageError
 from harbor_gym.outcomes import RetryBudget, describe
 from harbor_gym.rollout import context_tokens_of, run_episode
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import ChatCodec, EndReason, Rollout, Sample, Sampler
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,14 +93,14 @@ class Player:
         """Play an episode once; return the infrastructure error too, if that ended it."""
         timed = _TimedSampler(self.sample)
 
-        async def play(config: TerminalEnvConfig) -> Rollout:
+        async def play(config: TerminalEnvConfig, keep: KeepSnapshot | None) -> Rollout:
             env = TokenTerminalEnv(
                 AsyncTerminalGymEnv(config),
                 self.codec,
                 max_tokens=self.max_tokens,
                 max_context_tokens=self.max_context_tokens,
             )
-            return await run_episode(env, timed)
+            return await run_episode(env, timed, keep=keep)
 
         result, rollout = await play_recorded(config, number, play, self.transcripts_dir)
         return dataclasses.replace(result, sampling_sec=round(timed.seconds, 3)), rollout.error
@@ -122,13 +127,20 @@ class EpisodePlayer(Protocol):
         ...
 
 
+type Play = Callable[[TerminalEnvConfig, KeepSnapshot | None], Awaitable[Rollout]]
+"""Plays an episode of a configuration, and has it kept before each answer of the policy, where it can be."""
+
+
 async def play_recorded(
     config: TerminalEnvConfig,
     number: int,
-    play: Callable[[TerminalEnvConfig], Awaitable[Rollout]],
+    play: Play,
     transcripts_dir: Path | None,
 ) -> tuple[EpisodeResult, Rollout]:
     """Play an episode once, and write its transcript with the terminal's recording beside it.
+
+    Until it is over, its snapshot stands beside them (``.snapshot``). An episode of an evaluation that was interrupted
+    goes on from there by replay; where that diverges, it begins anew. The row's seconds are those of this part.
 
     Args:
         config: The task, its sandbox and budgets.
@@ -141,16 +153,51 @@ async def play_recorded(
     """
     name = config.task_dir.resolve().name
     path: Path | None = None
+    start: Snapshot | None = None
     if transcripts_dir is not None:
         path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
         config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
+        start = await asyncio.to_thread(_read_kept, path.with_suffix(".snapshot"))
     started = time.monotonic()
-    rollout = await play(config)
+    rollout = await (
+        play(config, None) if path is None else _play_on(config, play, path.with_suffix(".snapshot"), start)
+    )
     result = result_of(name, number, rollout, time.monotonic() - started)
     if path is not None:
         labels = {"task": name, "group": name, "episode": number}
         await asyncio.to_thread(write_transcript, path, rollout.transcript, labels=labels, error=result.error)
+        path.with_suffix(".snapshot").unlink(missing_ok=True)
     return result, rollout
+
+
+async def _play_on(config: TerminalEnvConfig, play: Play, kept: Path, start: Snapshot | None) -> Rollout:
+    """Play an episode, from where it was kept if it can go on from there, and keep it."""
+
+    async def keep(snapshot: Snapshot) -> None:
+        with contextlib.suppress(UsageError):  # a configuration that JSON can't hold
+            await asyncio.to_thread(snapshot.write, kept)
+
+    if start is not None:
+        try:
+            rollout = await play(config.model_copy(update={"start_from": start}), keep)
+            if not isinstance(rollout.error, ForkDivergedError):
+                return rollout
+            _log_anew(kept, rollout.error)
+        except UsageError as exc:  # as where its task has changed
+            _log_anew(kept, exc)
+    return await play(config, keep)
+
+
+def _read_kept(path: Path) -> Snapshot | None:
+    try:
+        return Snapshot.read(path) if path.is_file() else None
+    except UsageError as exc:
+        _log_anew(path, exc)
+        return None
+
+
+def _log_anew(kept: Path, why: HarborGymError) -> None:
+    logger.warning("%s begins anew: %s", kept.stem, why)
 
 
 async def evaluate(

@@ -4,12 +4,13 @@ Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or 
 """
 
 import asyncio
+import copy
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
-from harbor_gym.config.snapshot import read_start, settings_of
+from harbor_gym.config.snapshot import KeepSnapshot, read_start, settings_of
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
@@ -135,6 +136,7 @@ async def run_chat_episode(
     ask: Callable[[Messages], Awaitable[ChatAnswer]],
     *,
     ends_without_tool_call: bool = False,
+    keep: KeepSnapshot | None = None,
 ) -> Rollout:
     """Run one episode to its end and close the environment.
 
@@ -146,6 +148,7 @@ async def run_chat_episode(
             the episode truncated.
         ends_without_tool_call: In the format ``bash-tool``, take an answer without a tool call for the end of the
             policy's work (``EndReason.NO_TOOL_CALL``) instead of a message that could not be read.
+        keep: Called before each answer but the first.
 
     Returns:
         The chat (``messages``) and its reward, with the sum of each metric over the calls. A failure of sandbox,
@@ -170,7 +173,12 @@ async def run_chat_episode(
         following = [*(turn.observation for turn in transcript.turns[1:]), screen]
         for turn, shown in zip(transcript.turns, following, strict=False):
             messages += [{"role": "assistant", "content": turn.action}, {"role": "user", "content": shown}]
+        if origin is not None and origin.messages is not None:
+            messages[:] = map(dict, origin.messages)
         while True:
+            if keep is not None and transcript.turns:
+                turns, chat = tuple(transcript.turns), copy.deepcopy(messages)
+                await keep(replace(await env.snapshot(), turns=turns, messages=tuple(chat)))
             result, answer = await _take_turn(env, ask, messages, ends_without_tool_call=ends_without_tool_call)
             if answer is None:
                 transcript.cut = result.reward, result.info

@@ -7,6 +7,7 @@ from harbor.models.trial.config import AgentConfig
 
 from harbor_gym.adapters.harbor.interface import RolloutInterface
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config.snapshot import KeepSnapshot
 from harbor_gym.errors import HarborGymError
 from harbor_gym.evaluation.episodes import EpisodeResult, play_recorded
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
@@ -34,7 +35,7 @@ class AgentPlayer:
         """Play an episode once; return the infrastructure error too, if that ended it."""
         sampler = ProxySampler(self.endpoint)
 
-        async def play(recorded: TerminalEnvConfig) -> Rollout:
+        async def play(recorded: TerminalEnvConfig, _keep: KeepSnapshot | None) -> Rollout:
             interface = RolloutInterface.from_config(config, sampler, ProxyCodec(), self.agent)
             return await interface.run_one(recorded.task_dir)
 

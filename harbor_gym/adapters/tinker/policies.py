@@ -84,8 +84,8 @@ class EvalConfig(BaseModel):
     """Sampling temperature; 0 is greedy."""
 
     output: Path | None = None
-    """Folder for eval.json, transcripts and recordings. With ``model``, an evaluation goes on from what it holds.
-    ``harbor-gym eval`` keeps one that names none in ``runs/``."""
+    """Folder for eval.json, transcripts and recordings. An evaluation goes on from what it holds, also in the middle of
+    an episode. ``harbor-gym eval`` keeps one that names none in ``runs/``."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from harbor_gym.evaluation import (
     Progress,
     RemotePlayer,
     Report,
-    describe_episode,
     evaluate,
     format_report,
     summarize,
@@ -59,14 +58,45 @@ def evaluate_policy(config: EvalConfig) -> Report:
         _require_policy_of_a_run(config)
         policy = find_policy(config)
         settings |= {"model": policy.model_name, "weights": policy.checkpoint}
-        results = asyncio.run(_play(config, policy, tasks))
+        results = asyncio.run(_play(config, policy, tasks, _journal(config, settings)))
     else:
         results = asyncio.run(_play_endpoint(config, tasks))
     ks = [k for k in config.attempts if 1 <= k <= config.episodes]
     return summarize(results, threshold=config.threshold, ks=ks, settings=settings)
 
 
-async def _play(config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[TerminalEnvConfig]) -> list[EpisodeResult]:
+def _journal(config: EvalConfig, settings: dict[str, Any]) -> Journal | None:
+    return Journal(config.output, settings) if config.output is not None else None
+
+
+async def _evaluate(
+    config: EvalConfig, open_player: OpenPlayer, tasks: Sequence[TerminalEnvConfig], journal: Journal | None
+) -> list[EpisodeResult]:
+    """Play from where an earlier evaluation in the output folder stopped."""
+    played = journal.graded if journal is not None else []
+    progress = Progress(len(tasks) * config.episodes, config.threshold, played)
+    if played:
+        echo(f"{len(played)} episodes were played before")
+
+    def on_episode(result: EpisodeResult) -> None:
+        if journal is not None:
+            journal.add(result)
+        echo(progress.line(result))
+
+    async with _player(config, open_player, len(tasks)) as player:
+        return await evaluate(
+            tasks,
+            player,
+            episodes=config.episodes,
+            concurrency=config.concurrency,
+            on_episode=on_episode,
+            played=played,
+        )
+
+
+async def _play(
+    config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[TerminalEnvConfig], journal: Journal | None
+) -> list[EpisodeResult]:
     """Serve the policy and play."""
     from harbor_gym.embedded.service import sampling_client
 
@@ -74,10 +104,7 @@ async def _play(config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[Ter
         open_player = partial(
             _policy_player, client, policy, config.temperature, retries=config.retries, folder=_transcripts(config)
         )
-        async with _player(config, open_player, len(tasks)) as player:
-            return await evaluate(
-                tasks, player, episodes=config.episodes, concurrency=config.concurrency, on_episode=_show_episode
-            )
+        return await _evaluate(config, open_player, tasks, journal)
 
 
 @contextlib.asynccontextmanager
@@ -127,7 +154,7 @@ def _require_policy_of_a_run(config: EvalConfig) -> None:
 
 
 async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig]) -> list[EpisodeResult]:
-    """Play with a model behind a chat endpoint, from where an earlier evaluation in the output folder stopped."""
+    """Play with a model behind a chat endpoint."""
     assert config.model is not None
     if config.base_url is None or config.run is not None or config.model_name is not None:
         raise UsageError("--model is evaluated at a chat endpoint: give --base-url, and no --run or --model-name")
@@ -148,17 +175,6 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
         raise UsageError("--harbor-server runs the episodes of one of Harbor's agents: give --agent")
     make_endpoint()  # raises where the key is not set
     await require_endpoint(config.base_url)
-    journal = Journal(config.output, _settings(config)) if config.output is not None else None
-    played = journal.graded if journal is not None else []
-    progress = Progress(len(tasks) * config.episodes, config.threshold, played)
-    if played:
-        echo(f"{len(played)} episodes were played before")
-
-    def on_episode(result: EpisodeResult) -> None:
-        if journal is not None:
-            journal.add(result)
-        echo(progress.line(result))
-
     open_player = partial(
         _endpoint_player,
         make_endpoint,
@@ -168,15 +184,7 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
         retries=config.retries,
         folder=_transcripts(config),
     )
-    async with _player(config, open_player, len(tasks)) as player:
-        return await evaluate(
-            tasks,
-            player,
-            episodes=config.episodes,
-            concurrency=config.concurrency,
-            on_episode=on_episode,
-            played=played,
-        )
+    return await _evaluate(config, open_player, tasks, _journal(config, _settings(config)))
 
 
 @contextlib.asynccontextmanager
@@ -211,11 +219,6 @@ def _settings(config: EvalConfig) -> dict[str, Any]:
     settings = config.model_dump(mode="json", exclude=other)
     settings["env"].pop("task_dir")
     return settings
-
-
-def _show_episode(result: EpisodeResult) -> None:
-    """Print a line an episode."""
-    echo(describe_episode(result))
 
 
 def default_output(paths: Sequence[Path | str]) -> Path:

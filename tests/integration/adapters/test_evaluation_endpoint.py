@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal as signals
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -18,6 +19,7 @@ from harbor_gym.evaluation import ChatPlayer, describe_episode, evaluate
 from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
+from tests.helpers.gateway.clients import eventually
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
@@ -76,6 +78,67 @@ async def test_an_episode_that_goes_on_has_the_whole_chat(tmp_path: Path) -> Non
     assert all(content.endswith(screen) for content, screen in zip(shown, first, strict=True))
     (written,) = (tmp_path / "transcripts").rglob("*.json")
     assert [turn.action for turn in Snapshot.read(written).turns] == [*said, message(DONE)]
+
+
+WORK = [message("cd /tmp; x=41\n"), message("echo $((x+1)) > made; cat made\n"), message(DONE), COMPLETE]
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGKILL"])
+async def test_an_interrupted_evaluation_goes_on_in_the_middle_of_its_episodes(tmp_path: Path, signal: str) -> None:
+    out = tmp_path / "out"
+    args = [str(write_task(tmp_path / "task")), "--env", "local", "--episodes", "1", "--attempts", "1"]
+    args += ["--no-confirm-task-complete", "--output", str(out), "--model", "m", "--api-key-env", "OWN_KEY"]
+    async with serving(*WORK) as model:
+        model.modes += [200, 200, "hang"]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "harbor_gym", "eval", *args, "--base-url", model.url), cwd=ROOT
+        )
+        await eventually(lambda: len(model.requests) == 3)
+        process.send_signal(getattr(signals, signal))
+        await process.wait()
+        model.released.set()
+        before = model.requests[2]["messages"]
+        assert list(out.rglob("*.snapshot"))
+        code, shown = await run_eval(*args, "--base-url", model.url)
+    assert code == 0, shown
+    assert "episode 1 of task: completed, reward 1, 4 turns" in shown
+    assert model.requests[3]["messages"] == before, "the chat goes on where it was"
+    assert [len(request["messages"]) for request in model.requests[3:]] == [6, 8]
+    assert "42" in before[-1]["content"]
+    assert not list(out.rglob("*.snapshot"))
+    (row,) = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()][1:]
+    assert row["sampled_tokens"] == sum(
+        len(exchange.sampled) for exchange in model.exchanges[:2] + model.exchanges[-2:]
+    )
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("why", ["its screens differ", "its task has changed", "its file is broken"])
+async def test_an_episode_that_cannot_go_on_begins_anew(
+    tmp_path: Path, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, kept = write_task(tmp_path / "task"), tmp_path / "transcripts/test/batch_0000/task/episode_001.snapshot"
+    config = TerminalEnvConfig(task_dir=task, sandbox="local", confirm_task_complete=False)
+    async with serving(message("date +%N\n"), message(DONE), COMPLETE) as model, endpoint(model) as chat:
+        player = ChatPlayer(chat, transcripts_dir=tmp_path / "transcripts")
+        model.modes += [200, "hang"]
+        playing = asyncio.ensure_future(evaluate([config], player, episodes=1))
+        await eventually(lambda: len(model.requests) == 2)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        model.released.set()
+        assert Snapshot.read(kept).turn == 1
+        if why == "its task has changed":
+            (task / "instruction.md").write_text("Write the word done into /srv/answer. Now.")
+        if why == "its file is broken":
+            kept.write_text("{")
+        (result,) = await evaluate([config], player, episodes=1)
+    assert (result.reward, result.turns, result.failed_attempts) == (1.0, 3, 0)
+    assert len(model.requests) == 2 + 3
+    assert "episode_001 begins anew" in caplog.text
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize("agent", [AGENT])

@@ -25,6 +25,7 @@ from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.recipe_runs import expect_refused, run_recipe
+from tests.helpers.tasks import write_task
 
 
 def answer(commands: Sequence[str], *, complete: bool) -> Sample:
@@ -71,6 +72,36 @@ class Engine:
 
     async def context_tokens(self) -> int | None:
         return self.window
+
+
+@pytest.mark.local
+async def test_an_interrupted_episode_of_a_token_policy_goes_on_token_by_token(tmp_path: Path) -> None:
+    require_engine("local")
+    config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), sandbox="local", confirm_task_complete=False)
+    prompts: list[list[int]] = []
+    asked = asyncio.Event()
+
+    async def work(prompt: Sequence[int]) -> Sample:
+        prompts.append(list(prompt))
+        if len(prompts) == 3:
+            asked.set()
+            await asyncio.Event().wait()
+        commands = ["cd /tmp; x=41\n", "echo $((x+1)) > made; cat made\n", "echo done > /srv/answer\n"]
+        turn = list(prompt).count(ASK) - 1
+        return answer(commands[turn : turn + 1], complete=turn == 2)
+
+    playing = asyncio.ensure_future(evaluate([config], player(work, transcripts_dir=tmp_path), episodes=1))
+    async with asyncio.timeout(PATIENCE_SEC):
+        await asked.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    (result,) = await evaluate([config], player(work, transcripts_dir=tmp_path), episodes=1)
+    assert len(prompts) == 4
+    assert prompts[3] == prompts[2]
+    assert (result.reward, result.turns, result.prompt_tokens) == (1.0, 3, len(prompts[2]))
+    assert result.sampled_tokens > len(prompts[2]) - len(prompts[1]), "those of the first part count"
+    assert not list(tmp_path.rglob("*.snapshot"))  # noqa: ASYNC240
 
 
 async def test_the_window_that_the_engine_tells_ends_an_episode(tmp_path: Path) -> None:
