@@ -13,7 +13,7 @@ from typing import Any
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.errors import BudgetSpentError, HarborGymError, UsageError
 from harbor_gym.outcomes import describe
-from harbor_gym.types import EndReason
+from harbor_gym.types import EndReason, Rollout
 
 _TAIL = 0.8
 """Share of a group's episodes behind whose end the wait for the others is measured."""
@@ -159,6 +159,29 @@ async def play_group[T](
         Exception: The first that ``play`` raised; the other episodes are cancelled and waited for.
     """
     return await _Group(size, stragglers, play).run()
+
+
+async def play_rollouts(
+    size: int, stragglers: Stragglers, play: Callable[[int, EpisodeClock], Awaitable[Rollout]]
+) -> tuple[list[Rollout], ClosedGroup[Rollout]]:
+    """Play a group as :func:`play_group` does, where each episode is a rollout, also a lost one.
+
+    Returns:
+        As many rollouts as the group's size, by their places: those that count, and where they are too few what was
+        lost, and then what was dropped, with the end reason ``DROPPED``.
+    """
+    lost: dict[int, Rollout] = {}
+
+    async def play_one(place: int, clock: EpisodeClock) -> Rollout | None:
+        rollout = await play(place, clock)
+        if rollout.is_lost:
+            lost[place] = rollout
+        return None if rollout.is_lost else rollout
+
+    closed = await play_group(size, stragglers, play_one)
+    dropped = {place: Rollout(end_reason=EndReason.DROPPED, reward=None) for place in closed.dropped}
+    known = {**closed.ended, **lost, **dropped}
+    return [known[place] for place in sorted(list(known)[:size])], closed
 
 
 class _Group[T]:

@@ -11,11 +11,15 @@ from harbor_gym._runtime.portal import get_portal
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.errors import UsageError
 from harbor_gym.rollout import run_with_retries
+from harbor_gym.stragglers import ClosedGroup, EpisodeClock, Stragglers, play_rollouts
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import Rollout, Sample
 
 type Generate = Callable[[list[list[int]]], Sequence[Sample | Exception]]
 """Samples one message for each prompt, in order. An exception in a sample's place ends that prompt's episode alone."""
+
+type MakeEnv = Callable[[], TokenTerminalEnv]
+"""Makes the environment of one attempt at an episode."""
 
 type Job[T] = Callable[[], Coroutine[Any, Any, T]]
 
@@ -92,6 +96,32 @@ class BatchSampler:
         """
         return self.run([lambda make=make: run_with_retries(make, self, max_retries=max_retries) for make in make_envs])
 
+    def run_groups(
+        self, groups: Sequence[Sequence[MakeEnv]], stragglers: Stragglers, *, max_retries: int = 1
+    ) -> list[tuple[list[Rollout], ClosedGroup[Rollout]]]:
+        """Run groups of episodes side by side, each as :func:`harbor_gym.stragglers.play_rollouts` does. Blocks.
+
+        A batch that is being sampled at the deadline is not cut short; its late answers are not used.
+
+        Args:
+            groups: What makes the environments of each group. Its further episodes have the last one's.
+            stragglers: What is done about the slowest episodes of each.
+            max_retries: Of each episode, see :func:`harbor_gym.run_with_retries`.
+
+        Raises:
+            Exception: As :meth:`run`.
+        """
+
+        async def play_group(makes: Sequence[MakeEnv]) -> tuple[list[Rollout], ClosedGroup[Rollout]]:
+            async def play(place: int, clock: EpisodeClock) -> Rollout:
+                make = makes[min(place, len(makes) - 1)]
+                return await self._run_one(lambda: run_with_retries(make, self, max_retries=max_retries, clock=clock))
+
+            return await play_rollouts(len(makes), stragglers, play)
+
+        live = sum(stragglers.started(len(makes)) for makes in groups)
+        return self._run_blocking([lambda makes=makes: play_group(makes) for makes in groups], live)
+
     def run[T](self, jobs: Sequence[Job[T]]) -> list[T]:
         """Run jobs that use this object as their sampler, side by side on the portal's loop, and sample here. Blocks.
 
@@ -106,9 +136,13 @@ class BatchSampler:
                 first, as they are after an interrupt.
             UsageError: A run is under way already, or ``generate`` returned another number of samples.
         """
+        return self._run_blocking([lambda job=job: self._run_one(job) for job in jobs], len(jobs))
+
+    def _run_blocking[T](self, jobs: Sequence[Job[T]], live: int) -> list[T]:
+        """Run jobs whose episodes, so many in all, are each in :meth:`_run_one`."""
         if self._live:
             raise UsageError("a BatchSampler runs one batch of episodes at a time")
-        self._live = len(jobs)
+        self._live = live
         portal = get_portal()
         running = portal.submit(self._run, jobs)
         try:
@@ -136,7 +170,7 @@ class BatchSampler:
         self._task = asyncio.current_task()
         try:
             async with task_group() as group:
-                tasks = [group.create_task(self._run_one(job)) for job in jobs]
+                tasks = [group.create_task(job()) for job in jobs]
         finally:
             self._live = 0
             self._batches.put(None)

@@ -29,7 +29,7 @@ from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
-from harbor_gym.stragglers import ClosedGroup, EpisodeClock, Stragglers, play_group
+from harbor_gym.stragglers import EpisodeClock, Stragglers, play_rollouts
 from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, EndReason, Rollout, Sampler, TrainSegments
 
 MODEL = "policy"
@@ -225,24 +225,21 @@ class RolloutInterface:
         async with self._player() as player:
 
             async def play_places(places: Sequence[int]) -> None:
-                lost: dict[int, Rollout] = {}
-
-                async def play(number: int, clock: EpisodeClock) -> Rollout | None:
+                async def play(number: int, clock: EpisodeClock) -> Rollout:
                     # Beyond the places all are of one task.
                     task, path = resolved[places[min(number, len(places) - 1)]]
                     async with slots:
                         rollout = await self._play(player, task, path, clock)
                     if not is_over_sampled:
                         note(places[number], rollout)
-                    if rollout.is_lost:
-                        lost[number] = rollout
-                    return None if rollout.is_lost else rollout
+                    return rollout
 
-                closed = await play_group(len(places), self._stragglers, play)
-                rollouts = _of_group(closed, lost, [resolved[place][1].name for place in places])
+                rollouts, closed = await play_rollouts(len(places), self._stragglers, play)
                 if self._stragglers.is_active:
                     rollouts[0] = replace(rollouts[0], metrics={**rollouts[0].metrics, **closed.metrics})
                 for place, rollout in zip(places, rollouts, strict=True):
+                    if rollout.end_reason is EndReason.DROPPED:
+                        rollout = replace(rollout, task_name=resolved[place][1].name)
                     if place in played:
                         played[place] = rollout
                     else:
@@ -330,16 +327,6 @@ class RolloutInterface:
             raise UsageError("the strategy env needs limits.max_answer_tokens, the sampler's limit for one message")
         if self._limits.max_sampled_tokens is not None:
             raise UsageError("the strategy env has no limits.max_sampled_tokens: use max_turns or max_context_tokens")
-
-
-def _of_group(closed: ClosedGroup[Rollout], lost: Mapping[int, Rollout], names: Sequence[str]) -> list[Rollout]:
-    """Return a group's rollouts: those that ended, then what was lost and dropped, as far as there are places."""
-    dropped = {
-        number: Rollout(end_reason=EndReason.DROPPED, reward=None, task_name=names[min(number, len(names) - 1)])
-        for number in closed.dropped
-    }
-    known = {**closed.ended, **lost, **dropped}
-    return [known[number] for number in sorted(list(known)[: len(names)])]
 
 
 def is_chat_codec(codec: ChatCodec | ConversationCodec) -> TypeGuard[ChatCodec]:

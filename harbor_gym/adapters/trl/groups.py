@@ -18,6 +18,7 @@ from harbor_gym.adapters.trl.slot import run_of
 from harbor_gym.errors import HarborGymError
 from harbor_gym.rollout import context_tokens_of, end_word, run_with_retries
 from harbor_gym.sequences import flatten, staleness
+from harbor_gym.stragglers import EpisodeClock, play_rollouts
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import ChatCodec, Rollout, Sample, Sampler, TokenSequence, Turn
 
@@ -126,16 +127,21 @@ class GroupPlayer:
         indices = list(plan.settings.task_dirs)
         index = indices[number % len(indices)]
         versioned = _Versioned(sample, self._version)
-        async with task_group() as group:
-            tasks = [group.create_task(_play(plan, index, versioned)) for _ in range(plan.num_generations)]
-        rollouts = [task.result() for task in tasks]
+        stragglers = plan.settings.stragglers
+        rollouts, closed = await play_rollouts(
+            plan.num_generations, stragglers, lambda place, clock: _play(plan, index, versioned, clock)
+        )
         newest, sequences = self._version(), [flatten(rollout) for rollout in rollouts]
         behind = {f"rollout/tokens_{age}_behind_total": float(n) for age, n in staleness(sequences, newest).items()}
         if plan.max_token_staleness is not None:
             oldest = newest - plan.max_token_staleness
             sequences, version = [sequence.masked(older_than=oldest) for sequence in sequences], max(version, oldest)
         samples = _as_samples(rollouts, sequences, version, number)
-        self._report(_metrics(rollouts, time.monotonic() - started) | behind)
+        metrics = _metrics(rollouts, time.monotonic() - started) | behind
+        if stragglers.is_active:
+            task = plan.settings.task_dirs[index].name
+            metrics |= {**closed.metrics, f"stragglers/{task}/dropped_total": float(len(closed.dropped))}
+        self._report(metrics)
         self._count_lost(rollouts, is_lost=not samples)
         return samples
 
@@ -157,14 +163,14 @@ class GroupPlayer:
             ) from (errors[-1] if errors else None)
 
 
-async def _play(plan: GroupPlan, task_index: int, sample: Sampler) -> Rollout:
+async def _play(plan: GroupPlan, task_index: int, sample: Sampler, clock: EpisodeClock) -> Rollout:
     settings, config = plan.settings, plan.settings.config_of(task_index)
 
     def make() -> TokenTerminalEnv:
         env = run_of(settings.run_id).make_env(config, pool_size=settings.pool_size)
         return TokenTerminalEnv(env, plan.codec, max_tokens=plan.max_tokens, max_context_tokens=plan.max_context_tokens)
 
-    return await run_with_retries(make, sample, max_retries=settings.max_retries)
+    return await run_with_retries(make, sample, max_retries=settings.max_retries, clock=clock)
 
 
 @dataclass(frozen=True)

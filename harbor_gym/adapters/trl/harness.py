@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.parsed import check_commands
 from harbor_gym.slots import Preparation
+from harbor_gym.stragglers import Stragglers
 from harbor_gym.terminal.screen.observation import Excerpt, compose
 from harbor_gym.types import EndReason
 
@@ -31,6 +32,9 @@ class HarnessSettings:
 
     max_retries: int = 1
     """Starts that may follow one that failed, of each episode."""
+
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    """What is done about a group's slowest episodes."""
 
     run_id: str = ""
     """The spec's own name, for closing what it opened."""
@@ -117,6 +121,7 @@ class ToolHarness:
             config,
             pool_size=self._settings.pool_size,
             max_retries=self._settings.max_retries,
+            deadline_sec=self._settings.stragglers.batch_deadline_sec,
             prepare=type(self)._preparation,
         )
 

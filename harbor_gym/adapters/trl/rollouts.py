@@ -1,6 +1,7 @@
 """The ``terminal`` harness: whole episodes behind TRL's ``rollout_func``, side by side and token by token."""
 
 import functools
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,9 @@ class TerminalRollouts:
         Returns:
             ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs`` (None where the trainer's engine returns
             none: TRL computes them then), one sequence per prompt and none empty; ``harbor_reward`` (None for a lost
-            episode, of which no token is trained) and ``harbor_end``, which reward functions receive.
+            episode, of which no token is trained) and ``harbor_end``, which reward functions receive. With
+            ``stragglers`` also ``harbor_dropped``: how many episodes of its task were dropped, for each that counts.
+            The episodes of one task in the batch are a group there.
 
         Raises:
             HarborGymError: A task or the configuration is wrong, which no retry can repair.
@@ -62,14 +65,26 @@ class TerminalRollouts:
             return TokenTerminalEnv(env, codec, max_tokens=max_tokens, max_context_tokens=window)
 
         sampler = BatchSampler(functools.partial(_generate, trainer))
-        makers = [functools.partial(make, number) for number in range(len(prompts))]
-        rollouts = sampler.run_episodes(makers, max_retries=self._settings.max_retries)
-        return _columns(rollouts, tokenizer.pad_token_id)
+        stragglers, retries = self._settings.stragglers, self._settings.max_retries
+        indices = [_task_index(prompt) for prompt in prompts]
+        groups = [[place for place, other in enumerate(indices) if other == index] for index in dict.fromkeys(indices)]
+        makers = [[functools.partial(make, place) for place in places] for places in groups]
+        rollouts, dropped = dict[int, Rollout](), dict[int, float]()
+        for places, (played, closed) in zip(
+            groups, sampler.run_groups(makers, stragglers, max_retries=retries), strict=True
+        ):
+            rollouts |= zip(places, played, strict=True)
+            dropped |= dict.fromkeys(places, len(closed.dropped) / len(places))
+        columns = _columns([rollouts[place] for place in range(len(prompts))], tokenizer.pad_token_id)
+        if stragglers.is_active:
+            columns["harbor_dropped"] = [dropped[place] for place in range(len(prompts))]
+        return columns
 
 
 def rollout_reward(
     harbor_reward: Sequence[float | None],
     harbor_end: Sequence[str] = (),
+    harbor_dropped: Sequence[float] = (),
     log_metric: Callable[[str, float], None] | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
     **columns: Any,
@@ -79,14 +94,19 @@ def rollout_reward(
     Args:
         harbor_reward: The rollouts' rewards; TRL leaves None out of the group's baseline and of training.
         harbor_end: Why each episode ended; of a lost one its ``failure_kind``.
-        log_metric: Takes ``harbor/lost``, the share of episodes without a verdict.
-        log_extra: Takes ``harbor_end``, a column of the trainer's table of completions.
+        harbor_dropped: As :class:`TerminalRollouts` returns it.
+        log_metric: Takes ``harbor/lost``, the share of episodes without a verdict, and the mean ``harbor/dropped``.
+        log_extra: Takes ``harbor_end`` and ``harbor_dropped``, columns of the trainer's table of completions.
         columns: The other columns, which are ignored.
     """
     if log_metric is not None and harbor_reward:
         log_metric(LOST_METRIC, sum(reward is None for reward in harbor_reward) / len(harbor_reward))
+    if log_metric is not None and harbor_dropped:
+        log_metric("harbor/dropped", statistics.fmean(harbor_dropped))
     if log_extra is not None and harbor_end:
         log_extra("harbor_end", list(harbor_end))
+    if log_extra is not None and harbor_dropped:
+        log_extra("harbor_dropped", list(harbor_dropped))
     return list(harbor_reward)
 
 

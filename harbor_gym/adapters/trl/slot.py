@@ -10,6 +10,7 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.outcomes import classify, describe
 from harbor_gym.slots import EpisodeSlot, Preparation, SlotOwner
+from harbor_gym.stragglers import BatchDeadlineError, EpisodeClock
 from harbor_gym.types import Command, EndReason, StepResult
 
 EPISODE_OVER = "[the episode is over: nothing was executed]"
@@ -50,15 +51,27 @@ class ToolSlot(EpisodeSlot):
         self._lock = asyncio.Lock()
         self._reward = 0.0
         self._is_done = False
+        self._clock = EpisodeClock()
 
     async def begin(
-        self, config: TerminalEnvConfig, *, pool_size: int | None, max_retries: int, prepare: Preparation | None = None
+        self,
+        config: TerminalEnvConfig,
+        *,
+        pool_size: int | None,
+        max_retries: int,
+        deadline_sec: float | None = None,
+        prepare: Preparation | None = None,
     ) -> None:
-        """Start an episode, as :meth:`start` does."""
+        """Start an episode, as :meth:`start` does; after so many seconds, the next turn ends it."""
+        ends_at = None if deadline_sec is None else asyncio.get_running_loop().time() + deadline_sec
+        limit = asyncio.timeout_at(ends_at)
         async with self._lock:
-            self.error, self._reward, self._is_done = None, 0.0, False
+            self.error, self._reward, self._is_done, self._clock = None, 0.0, False, EpisodeClock(ends_at)
             try:
-                await self.start(config, max_retries=max_retries, pool_size=pool_size, prepare=prepare)
+                async with limit:
+                    await self.start(config, max_retries=max_retries, pool_size=pool_size, prepare=prepare)
+            except TimeoutError as exc:
+                self._lose(BatchDeadlineError("no sandbox by the batch's deadline") if limit.expired() else exc)
             except Exception as exc:  # kept for the reward function: nobody waits for a start
                 self._lose(exc)
 
@@ -68,7 +81,7 @@ class ToolSlot(EpisodeSlot):
         async def step(env: AsyncTerminalGymEnv) -> str:
             return self._take(await env.step(commands))
 
-        return await self._act(step)
+        return await self._act(self._in_time(step))
 
     async def exec(self, command: str, *, timeout_sec: float) -> str:
         """Run shell text beside the terminal as one turn; return its output, or why nothing was executed."""
@@ -78,7 +91,7 @@ class ToolSlot(EpisodeSlot):
             self._take(await env.step(()))  # a turn without keystrokes: the budgets are the environment's
             return result.output if result.return_code is not None else NO_ANSWER
 
-        return await self._act(step)
+        return await self._act(self._in_time(step))
 
     async def finish_step(self) -> str:
         """Verify the step; return the next one's instruction, or that there is none."""
@@ -87,7 +100,7 @@ class ToolSlot(EpisodeSlot):
             shown = self._take(await env.finish())
             return TASK_OVER if self._is_done else shown
 
-        return await self._act(step)
+        return await self._act(self._in_time(step))
 
     async def finish(self, reason: EndReason) -> float | None:
         """Verify the episode with all its steps, unless that is done; return its reward, None without a verdict."""
@@ -106,6 +119,22 @@ class ToolSlot(EpisodeSlot):
         if self._env is not None and self.error is None and not self._is_done:
             self.error = self._owner.closed_error()
         await super().close()
+
+    def _in_time(
+        self, act: Callable[[AsyncTerminalGymEnv], Awaitable[str]]
+    ) -> Callable[[AsyncTerminalGymEnv], Awaitable[str]]:
+        """Return a turn that ends the episode where the batch's deadline has passed; one without a turn is lost."""
+
+        async def turn(env: AsyncTerminalGymEnv) -> str:
+            if not self._clock.is_over:
+                self._clock.answers += 1
+                return await act(env)
+            if not self._clock.answers:
+                raise BatchDeadlineError("no tool was called by the batch's deadline")
+            self._take(await env.truncate(EndReason.BATCH_DEADLINE))
+            return EPISODE_OVER
+
+        return turn
 
     async def _act(self, act: Callable[[AsyncTerminalGymEnv], Awaitable[str]]) -> str:
         async with self._lock:

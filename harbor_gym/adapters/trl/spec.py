@@ -31,6 +31,7 @@ from harbor_gym.config import TerminalEnvConfig, describe_problems, require_fiel
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
+from harbor_gym.stragglers import Stragglers
 from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
 from harbor_gym.types import DEFAULT_SANDBOX, Sampler
 
@@ -59,6 +60,9 @@ class HarborSpec:
         indices: Which tasks to take, counted from 0 in the suite; None takes all. ``task_index`` stays the suite's.
         max_retries: What may follow an attempt that the infrastructure failed, of each episode: starts with a tool
             harness, whole episodes with ``terminal``.
+        stragglers: What is done about the slowest episodes: of each group of :meth:`rollout_worker`, of each task in a
+            batch of ``rollout_func``. With a tool harness TRL's own loop plays, and only ``batch_deadline_sec`` can be
+            had, from each episode's start: its next tool call then ends the episode.
         max_context_tokens: Only with ``terminal``, see :class:`TerminalRollouts`.
         settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`.
 
@@ -82,6 +86,7 @@ class HarborSpec:
         pool_size: int | None = None,
         indices: Sequence[int] | None = None,
         max_retries: int = 1,
+        stragglers: Stragglers | None = None,
         max_context_tokens: int | None = None,
         **settings: Any,
     ) -> None:
@@ -91,6 +96,11 @@ class HarborSpec:
         self._harness = find_harness(agent)
         if self._harness is not None and max_context_tokens is not None:
             raise UsageError("max_context_tokens is for agent='terminal'; elsewhere max_completion_length is the limit")
+        stragglers = stragglers or Stragglers()
+        if self._harness is not None and stragglers.over_sample > 1:
+            raise UsageError(
+                "over_sample is for agent='terminal': with tools TRL itself decides how many episodes it plays"
+            )
         self._max_context_tokens = max_context_tokens
         sources = [tasks] if isinstance(tasks, str | Path | SourcedTask) else list(tasks)
         self._tasks = _select(get_portal().call(resolve_tasks, sources), indices)
@@ -107,6 +117,7 @@ class HarborSpec:
             {index: task.path for index, task in self._tasks.items()},
             pool_size=pool_size,
             max_retries=max_retries,
+            stragglers=stragglers,
             run_id=uuid.uuid4().hex,
         )
         self._restore_sigterm: Callable[[], object] = lambda: None
