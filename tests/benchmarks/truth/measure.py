@@ -32,6 +32,9 @@ WATCH_SEC = 1.4
 _IDLE_SEC = 2.0
 """A program that wrote nothing for so long before the deadline was waiting for input, if that is what it does."""
 
+_ATTACH_SEC = 60.0
+"""The witness has attached by then, however busy the machine is."""
+
 _NUMBERED = re.compile(r"^L\d{6}$", re.MULTILINE)
 _EXPECTED = {"prompt": ("prompt",), "input": ("tty_read",), "screen": ("fullscreen",), "busy": ("deadline",)}
 
@@ -147,10 +150,13 @@ class _Witness:
     """A control client that stamps what the pane writes, apart from the terminal that is judged."""
 
     stamps: list[float] = field(default_factory=list[float])
+    is_attached: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self, stream: asyncio.StreamReader) -> None:
         while line := await stream.readline():
-            if line.startswith(b"%output"):
+            if line.startswith(b"%session-changed"):
+                self.is_attached.set()
+            elif line.startswith(b"%output"):
                 self.stamps.append(time.monotonic())
 
     def since(self, moment: float) -> list[float]:
@@ -175,6 +181,9 @@ async def _watched(environment: BaseEnvironment, terminal: TmuxTerminal, user: s
     witness = _Witness()
     reading = asyncio.create_task(witness.read(process.stdout))
     try:
+        # A later one misses what a step wrote; and where that has removed the socket, it starts a server in its place.
+        async with asyncio.timeout(_ATTACH_SEC):
+            await witness.is_attached.wait()
         yield witness
     finally:
         process.stdin.close()

@@ -92,6 +92,15 @@ def test_the_readme_is_one_page() -> None:
     assert max(map(len, lines)) <= 125
 
 
+def test_the_figures_of_the_benchmarks_stand_on_their_page_alone() -> None:
+    """Pages of a benchmark of their own, and the records of decisions, have theirs: docs/benchmarks.md names them."""
+    own = ("benchmarks.md", "apptainer.md", "scale.md")
+    pages = [page for page in PAGES if page.name not in own and page.parent.name != "decisions"]
+    lines = [(page.name, line) for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    figure = re.compile(r"(?=.*(?:`ls`|first prompt))(?=.*\b\d+(?:\.\d+)? ?(?:ms|s|milliseconds|seconds)\b)")
+    assert [line for line in lines if figure.match(line[1])] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
