@@ -242,7 +242,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             memory_mb=self._effective_memory_mb,
             cpus=self._effective_cpus,
             has_network=self._has_network(self.network_policy),
-            may_have_network=any(map(self._has_network, self._phase_policies)),
+            later=list(map(self._has_network, self._phase_policies)),
         )
 
     def _has_network(self, policy: NetworkPolicy) -> bool:

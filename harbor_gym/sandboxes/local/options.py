@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,9 @@ class Limits:
     has_network: bool
     may_have_network: bool
     """Whether it gets a network now or in a later phase."""
+
+    may_switch_network: bool
+    """Whether it gets a network, or loses it, in a later phase."""
 
     closed_networks: tuple[str, ...]
     """What a network does not lead to."""
@@ -80,9 +84,17 @@ class LocalOptions:
         memory_mb: int | None,
         cpus: float | None,
         has_network: bool,
-        may_have_network: bool = False,
+        later: Collection[bool] = (),
     ) -> Limits:
-        """Put the task's numbers and the options together; warn once of what this machine can't hold to."""
+        """Put the task's numbers and the options together; warn once of what this machine can't hold to.
+
+        Args:
+            storage_mb: What it may write, in MiB.
+            memory_mb: Its memory, in MiB.
+            cpus: Its processors.
+            has_network: Whether it starts with a network.
+            later: Whether it has one, for each phase.
+        """
         if missing := [name for name in cgroups.CONTROLLERS if name not in cgroups.places()]:
             _warn_once(
                 f"no control groups can be made here for {', '.join(missing)}: without them memory_mb bounds each "
@@ -93,7 +105,8 @@ class LocalOptions:
             storage_bytes=storage_mb << 20,
             limits=CgroupLimits(memory_mb << 20 if memory_mb else None, cpus, self.max_processes),
             has_network=has_network,
-            may_have_network=has_network or may_have_network,
+            may_have_network=has_network or any(later),
+            may_switch_network=any(has != has_network for has in later),
             closed_networks=tuple(closed_networks(has_private=self.private_network)),
         )
 

@@ -237,7 +237,7 @@ async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path)
     supervisors = _supervisors(host.pid)
     assert len(supervisors) == 2
     assert len(_pids(f"sleep {mark}")) >= 5
-    networks = [pid for pid in _pids(NETWORK_PROGRAM) if _parent(_parent(pid)) in supervisors]
+    networks = [pid for pid in _pids(NETWORK_PROGRAM) if _parent(pid) in supervisors]
     assert len(networks) == 2
     groups = _groups(host.pid)
     assert len(groups) == 2 * len(cgroups.places())

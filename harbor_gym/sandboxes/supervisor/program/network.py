@@ -24,7 +24,10 @@ class UserNetwork:
 
     def __init__(self, config: SupervisorConfig) -> None:
         self._program: str | None = config.slirp4netns
-        self._outsider = Outsider(self._become) if config.may_have_network else None
+        self._outsider: Outsider | None = None
+        if config.may_have_network:
+            self._outsider = Outsider(self._become, is_for_one=not config.may_switch_network)
+        self._may_switch = config.may_switch_network
         self._ready = self._exit = self._log = -1
         self.is_open = False
 
@@ -37,10 +40,10 @@ class UserNetwork:
         """Start giving a network namespace a network; :meth:`wait` returns when it has one.
 
         Raises:
-            OSError: This sandbox was not to have one.
+            OSError: This sandbox was not to have one, or no other.
         """
         if self._outsider is None:
-            raise OSError("the sandbox was made without a network connection")
+            raise OSError("the sandbox was made without a network connection that comes later")
         self._ready, ready = os.pipe()
         leave, self._exit = os.pipe()
         self._log = os.memfd_create("slirp4netns")
@@ -97,6 +100,8 @@ class UserNetwork:
         self._outsider.end()
         os.close(self._exit)
         self.is_open = False
+        if not self._may_switch:
+            self._outsider = None
 
     def leave(self) -> None:
         """End the network for good. Idempotent."""

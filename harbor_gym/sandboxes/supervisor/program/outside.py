@@ -19,18 +19,20 @@ type Become = Callable[[list[int]], NoReturn]
 class Outsider:
     """Runs at most one process at a time. It ends, and the supervisor hears of it, when that process ends by itself."""
 
-    def __init__(self, become: Become) -> None:
+    def __init__(self, become: Become, *, is_for_one: bool) -> None:
         """Fork. To be called before the supervisor enters the sandbox, and before it holds anything but the caller's.
 
         Args:
             become: What the process to start does.
+            is_for_one: Become the process when one is to start, in place of forking it: no other can follow.
         """
+        self._is_for_one = is_for_one
         self._control, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _serve(far_end, become, supervisor)
+                _serve(far_end, become, supervisor, is_for_one=is_for_one)
             finally:
                 os._exit(1)
         far_end.close()
@@ -41,12 +43,17 @@ class Outsider:
 
     def end(self) -> None:
         """End the process, and wait for that."""
+        if self._is_for_one:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it ended before
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+            return
         with contextlib.suppress(OSError):  # it ended with its process
             self._control.send(_END)
             self._control.recv(_REQUEST_BYTES)
 
 
-def _serve(control: socket.socket, become: Become, supervisor: int) -> None:
+def _serve(control: socket.socket, become: Become, supervisor: int, *, is_for_one: bool) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         return
@@ -58,7 +65,7 @@ def _serve(control: socket.socket, become: Become, supervisor: int) -> None:
     while True:
         message, handles = _receive(control)
         if message == _START:
-            running = os.fork()
+            running = 0 if is_for_one else os.fork()
             if running == 0:
                 become(handles)
             signal.signal(signal.SIGCHLD, lambda _number, _frame: os._exit(0))

@@ -31,7 +31,7 @@ from children import Children
 from grading import cleanup, merging, view
 from grading.view import FilesOfView, View, ViewError
 from kernel import cgroups, programs, system_calls
-from kernel.calls import PR_SET_CHILD_SUBREAPER, MemoryKills, harden_self, prctl
+from kernel.calls import PR_SET_CHILD_SUBREAPER, MemoryKills, harden_self, prctl, return_free_memory
 from kernel.ids import Ids, UnknownIdError
 from kernel.procfs import is_exiting, start_time
 from messages import NAMESPACES, CommandSpec, MessageError, SupervisorConfig, parse
@@ -93,6 +93,7 @@ class _Supervisor:
         os.setns(self.init_pidfd, NAMESPACES)
         if self.config.has_network:
             self.network.wait()
+        return_free_memory()
         self.reply(ready=True, init=self.init, start_time=start_time(self.init), ids=self.ids.extents)
 
     def serve(self, parent: int) -> None:

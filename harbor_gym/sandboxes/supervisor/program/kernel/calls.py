@@ -179,6 +179,12 @@ def not_dumpable() -> None:
     prctl(_PR_SET_DUMPABLE, 0)
 
 
+def return_free_memory() -> None:
+    """Give the kernel the pages that this process has freed, where the C library can; see malloc_trim(3)."""
+    if trim := getattr(_libc, "malloc_trim", None):
+        trim(0)
+
+
 class MemoryKills:
     """This process's place among those the kernel kills where memory runs short.
 
