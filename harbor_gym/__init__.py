@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from harbor_gym.types import ChatCodec as ChatCodec
     from harbor_gym.types import ChatMessage as ChatMessage
     from harbor_gym.types import Command as Command
+    from harbor_gym.types import EndInfo as EndInfo
     from harbor_gym.types import EndReason as EndReason
     from harbor_gym.types import EpisodeInfo as EpisodeInfo
+    from harbor_gym.types import ResetInfo as ResetInfo
     from harbor_gym.types import Rollout as Rollout
     from harbor_gym.types import Sample as Sample
     from harbor_gym.types import SampledSpan as SampledSpan

@@ -31,7 +31,7 @@ from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.terminal.recording import CastRecorder
-from harbor_gym.types import Command, EndReason, EpisodeInfo, ForkMode, StepResult, Turn
+from harbor_gym.types import Command, EndInfo, EndReason, EpisodeInfo, ForkMode, ResetInfo, StepResult, Turn
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
@@ -108,7 +108,7 @@ class AsyncTerminalGymEnv:
         self._budgets = EpisodeBudgets(config)
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._copied: tuple[str, EpisodeInfo] | None = None
+        self._copied: tuple[str, ResetInfo] | None = None
         """What ``reset`` returns of a copy in which nothing was done yet."""
 
         self.screen: Screen | None = None
@@ -126,7 +126,7 @@ class AsyncTerminalGymEnv:
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, EpisodeInfo]:
+    ) -> tuple[str, ResetInfo]:
         """Start a fresh sandbox and return its terminal.
 
         A previous episode is closed first, whatever its state. A copy that :meth:`fork` made has begun, and its first
@@ -314,7 +314,7 @@ class AsyncTerminalGymEnv:
     async def _begin_copy(self) -> None:
         self._copied = await self.reset()
 
-    async def _start(self, seed: int | None) -> tuple[str, EpisodeInfo]:
+    async def _start(self, seed: int | None) -> tuple[str, ResetInfo]:
         snapshot = await asyncio.to_thread(read_start, self.config.start_from)
         task_digest = ""
         if snapshot is not None:
@@ -348,8 +348,8 @@ class AsyncTerminalGymEnv:
         return (turn.text, info) if snapshot is None else await self._replay(running, snapshot, turn.text, info)
 
     async def _replay(
-        self, running: _Running, snapshot: Snapshot, screen: str, info: EpisodeInfo
-    ) -> tuple[str, EpisodeInfo]:
+        self, running: _Running, snapshot: Snapshot, screen: str, info: ResetInfo
+    ) -> tuple[str, ResetInfo]:
         """Take a snapshot's turns in the fresh sandbox; return what its episode's last one returned."""
         started, running.fork_mode = time.monotonic(), REPLAY
         if running.seed is None:
@@ -367,7 +367,7 @@ class AsyncTerminalGymEnv:
             running.turns.append(turn)
             running.shown = screen = result.observation
             info = {**info, **result.info, "metrics": info["metrics"]}
-        info["instruction"], info["fork_mode"] = running.prepared.phase.instruction, running.fork_mode
+        info = {**info, "instruction": running.prepared.phase.instruction, "fork_mode": running.fork_mode}
         info["metrics"]["time/replay_sec"] = time.monotonic() - started
         return screen, info
 
@@ -387,7 +387,7 @@ class AsyncTerminalGymEnv:
     def _run(self, prepared: PreparedEpisode) -> _Running:
         return _Running(prepared, RewardAccount(self._choose_reward, self.config.zero_reward_on_limit))
 
-    async def _enter_phase(self, running: _Running, phase: "AgentPhase") -> tuple[str, EpisodeInfo]:
+    async def _enter_phase(self, running: _Running, phase: "AgentPhase") -> tuple[str, ResetInfo]:
         """Open a terminal in the phase's sandbox; return its screen."""
         started = time.monotonic()
         self._budgets.enter_phase(phase.timeout_sec)
@@ -397,12 +397,12 @@ class AsyncTerminalGymEnv:
         info["metrics"]["time/terminal_open_sec"] = time.monotonic() - started
         return turn.text, info
 
-    def _show(self, running: _Running, turn: TerminalTurn) -> EpisodeInfo:
+    def _show(self, running: _Running, turn: TerminalTurn) -> ResetInfo:
         phase, running.confirmation_pending = running.prepared.phase, False
         self._record(running, "", turn)
         if running.trajectory is not None:
             running.trajectory.open_phase(phase.instruction, turn.text)
-        info = EpisodeInfo(
+        info = ResetInfo(
             instruction=phase.instruction,
             sandbox=self.config.sandbox,
             turn=self._budgets.turns,
@@ -565,19 +565,23 @@ class AsyncTerminalGymEnv:
             reason, info["breakage"] = EndReason.SANDBOX_BROKEN, end.breakage
         elif end.is_gated and reason in _POLICYS_END:
             reason = EndReason.STEP_GATE
-        info["rewards"] = dict(end.episode_rewards)
-        info["episode_reward"] = reward = account.settle(end.episode_rewards, reason)
+        reward = account.settle(end.episode_rewards, reason)
+        ended: EndInfo = {
+            **info,
+            "rewards": dict(end.episode_rewards),
+            "episode_reward": reward,
+            "end_reason": reason,
+            "truncated": reason.is_truncation,
+        }
         if account.is_capped(reason):
-            info["metrics"]["zero_reward_on_limit"] = 1.0
-        await self._conclude(running, reason, info)
-        return StepResult(observation, reward - account.paid, True, info)
+            ended["metrics"]["zero_reward_on_limit"] = 1.0
+        await self._conclude(running, ended)
+        return StepResult(observation, reward - account.paid, True, ended)
 
-    async def _conclude(self, running: _Running, reason: EndReason, info: EpisodeInfo) -> None:
+    async def _conclude(self, running: _Running, info: EndInfo) -> None:
         episode = running.prepared.episode
-        info["end_reason"] = reason
         if running.fork_mode is not None:
             info["fork_mode"] = running.fork_mode
-        info["truncated"] = reason.is_truncation
         info["missing_protections"] = episode.missing_protections
         info["trial_dir"] = episode.trial_dir if self.config.trials_dir is not None else None
         info["metrics"]["time/terminal_sec"] = self._budgets.terminal_sec

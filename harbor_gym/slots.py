@@ -9,7 +9,7 @@ from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.outcomes import RetryBudget
 from harbor_gym.pool import WarmPool, shared_pool
-from harbor_gym.types import EpisodeInfo
+from harbor_gym.types import ResetInfo
 
 type Preparation = Callable[[AsyncTerminalGymEnv], Awaitable[None]]
 """Makes an episode ready for a harness's tools, before the policy acts."""
@@ -97,7 +97,7 @@ class EpisodeSlot:
         max_retries: int,
         pool_size: int | None = None,
         prepare: Preparation | None = None,
-    ) -> tuple[str, EpisodeInfo]:
+    ) -> tuple[str, ResetInfo]:
         """Close the last episode and start one, again in a fresh sandbox while that fails and retries last.
 
         Args:
@@ -112,7 +112,7 @@ class EpisodeSlot:
         """
         await self._release()
 
-        async def attempt() -> tuple[str, EpisodeInfo]:
+        async def attempt() -> tuple[str, ResetInfo]:
             if self._is_closed:
                 raise self._owner.closed_error()
             self._env = self._owner.make_env(config, pool_size=pool_size)

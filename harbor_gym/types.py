@@ -1,8 +1,9 @@
 """Every public data type on one page: commands, the report of an episode, and the parts of a rollout.
 
-In the order in which an episode meets them: :class:`Command` and :class:`ActionFormat`, :class:`EpisodeInfo` and
-:class:`StepResult`, :class:`ChatMessage` and :class:`ChatCodec`, :class:`Sample`, :class:`TokenStep`, :class:`Turn`,
-:class:`TokenTransition`, :class:`EndReason`, :class:`TokenSequence`, :class:`Transcript`, :class:`Rollout`.
+In the order in which an episode meets them: :class:`Command` and :class:`ActionFormat`, :class:`EpisodeInfo` with
+:class:`ResetInfo`, :class:`EndInfo` and :class:`StepResult`, :class:`ChatMessage` and :class:`ChatCodec`,
+:class:`Sample`, :class:`TokenStep`, :class:`Turn`, :class:`TokenTransition`, :class:`EndReason`,
+:class:`TokenSequence`, :class:`Transcript`, :class:`Rollout`.
 Configuration objects are in :mod:`harbor_gym.config`, errors in :mod:`harbor_gym.errors`.
 """
 
@@ -12,9 +13,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Required, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Required, Self, TypedDict, cast
 
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import HarborGymError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import ReadOnly
+else:
+
+    class ReadOnly:
+        """Lets a type that has more keys required be one with fewer: PEP 705. Pydantic warns of the real one."""
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            return item
+
 
 DEFAULT_SANDBOX = "local"
 """The sandbox where none is named, in every command and adapter: the one that needs no daemon."""
@@ -123,9 +135,12 @@ TrainSegments = Literal["main", "all"]
 
 
 class EpisodeInfo(TypedDict, total=False):
-    """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent."""
+    """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent.
 
-    instruction: str
+    Those that are always there after ``reset`` and at the end are required in :class:`ResetInfo` and :class:`EndInfo`.
+    """
+
+    instruction: ReadOnly[str]
     """After ``reset``, and when a multi-step task goes on to its next step: what is to be done."""
 
     task: str
@@ -163,16 +178,16 @@ class EpisodeInfo(TypedDict, total=False):
     confirmation_pending: bool
     """The policy declared the task complete and was asked to confirm."""
 
-    end_reason: EndReason
+    end_reason: ReadOnly[EndReason]
     """When done: why."""
 
     breakage: str
     """With ``SANDBOX_BROKEN``: what was found, in words. There is no verdict on what was left, which counts as 0."""
 
-    truncated: bool
+    truncated: ReadOnly[bool]
     """When done: whether a budget of ours cut the episode short."""
 
-    rewards: dict[str, float]
+    rewards: ReadOnly[dict[str, float]]
     """When done: every key of the episode's reward as Harbor reports it: what the verifier wrote, of a multi-step task
     what its own strategy (mean or final) makes of the steps that were graded. Where an episode ends in a middle step,
     by a budget or by the end of its shell, the steps behind it are graded without an action of the policy."""
@@ -187,7 +202,7 @@ class EpisodeInfo(TypedDict, total=False):
     verifier_files: dict[str, int]
     """When graded: the files in the verifier's folder, path → size in bytes."""
 
-    episode_reward: float
+    episode_reward: ReadOnly[float]
     """When done: the scalar of ``rewards``, to which the rewards of the episode's transitions sum."""
 
     missing_protections: tuple[str, ...]
@@ -210,6 +225,29 @@ class EpisodeInfo(TypedDict, total=False):
     reports it); with a warm pool ``pool/hit`` and ``pool/wait_sec``."""
 
 
+class ResetInfo(EpisodeInfo, total=False):
+    """The ``info`` that ``reset`` returns; see :class:`EpisodeInfo`."""
+
+    instruction: ReadOnly[Required[str]]
+    """What is to be done."""
+
+
+class EndInfo(EpisodeInfo, total=False):
+    """The ``info`` of an episode that is over; see :class:`EpisodeInfo`."""
+
+    end_reason: ReadOnly[Required[EndReason]]
+    """Why."""
+
+    truncated: ReadOnly[Required[bool]]
+    """Whether a budget of ours cut the episode short."""
+
+    rewards: ReadOnly[Required[dict[str, float]]]
+    """Every key of the episode's reward as Harbor reports it."""
+
+    episode_reward: ReadOnly[Required[float]]
+    """The scalar of ``rewards``, to which the rewards of the episode's transitions sum."""
+
+
 class StepResult(NamedTuple):
     """What one ``step`` of :class:`harbor_gym.AsyncTerminalGymEnv` returns."""
 
@@ -224,6 +262,17 @@ class StepResult(NamedTuple):
 
     info: EpisodeInfo
     """See :class:`EpisodeInfo`."""
+
+    @property
+    def end(self) -> EndInfo:
+        """``info`` where ``done``: what is always there at the end is required.
+
+        Raises:
+            UsageError: The episode is not over.
+        """
+        if not self.done:
+            raise UsageError("the episode is not over: how it ended is known when done is true")
+        return cast("EndInfo", self.info)
 
 
 # -- chats and tokens ------------------------------------------------------------------------------------------------

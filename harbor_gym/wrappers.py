@@ -10,7 +10,7 @@ from harbor_gym.env import Action
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.prompts import PromptConfig
 from harbor_gym.pool import WarmPool
-from harbor_gym.types import EndReason, EpisodeInfo, ForkMode, StepResult
+from harbor_gym.types import EndReason, ForkMode, ResetInfo, StepResult
 
 
 class TerminalEnv(Protocol):
@@ -26,7 +26,7 @@ class TerminalEnv(Protocol):
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, EpisodeInfo]:
+    ) -> tuple[str, ResetInfo]:
         """Start an episode."""
         ...
 
@@ -107,7 +107,7 @@ class TerminalEnvWrapper:
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, EpisodeInfo]:
+    ) -> tuple[str, ResetInfo]:
         """As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`."""
         return await self.env.reset(seed=seed, options=options)
 
@@ -155,7 +155,7 @@ class PortalEnv(TerminalEnvWrapper):
     @override
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, EpisodeInfo]:
+    ) -> tuple[str, ResetInfo]:
         return await get_portal().run(self.env.reset, seed=seed, options=options)
 
     @override

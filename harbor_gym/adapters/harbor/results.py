@@ -210,7 +210,7 @@ def with_outcome(
         return []
     info: EpisodeInfo = {**turns[-1].info, "end_reason": end_reason}
     if rewards:
-        info["rewards"] = dict(rewards)
+        info = {**info, "rewards": dict(rewards)}
     if steps := step_rewards_of(result):
         info["step_rewards"] = tuple(steps)
     if breakage is not None:

@@ -8,7 +8,7 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import SandboxTimeoutError
 from harbor_gym.slots import EpisodeSlot, SlotOwner
-from harbor_gym.types import EpisodeInfo, StepResult
+from harbor_gym.types import ResetInfo, StepResult
 
 DEFAULT_CALL_TIMEOUT_SEC = 3600.0
 """Covers an image that is built at the first reset, and a verifier."""
@@ -43,7 +43,7 @@ class ServedSlot(EpisodeSlot):
         super().__init__(owner)
         self._settings = settings
 
-    async def begin(self, config: TerminalEnvConfig) -> tuple[str, EpisodeInfo]:
+    async def begin(self, config: TerminalEnvConfig) -> tuple[str, ResetInfo]:
         """Start an episode, as :meth:`start` does.
 
         Raises:

@@ -16,7 +16,7 @@ from harbor_gym.adapters.openenv.models import End, TerminalAction, TerminalComm
 from harbor_gym.env import Action
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import classify
-from harbor_gym.types import ActionFormat, Command, EndReason, EpisodeInfo, StepResult
+from harbor_gym.types import ActionFormat, Command, EndReason, EpisodeInfo, ResetInfo, StepResult
 
 _CODE = re.compile(r"Server error: (?P<message>.*) \(code: (?P<code>\w+)\)", re.DOTALL)
 _MISUSES = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
@@ -68,7 +68,7 @@ class RemoteTerminalEnv:
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, EpisodeInfo]:
+    ) -> tuple[str, ResetInfo]:
         """Start an episode.
 
         Args:
@@ -85,7 +85,7 @@ class RemoteTerminalEnv:
         observation = await self._call(self._client.reset(**chosen))
         if observation.action_format is not None:
             self.config = RemoteConfig(observation.action_format, observation.system_prompt)
-        return observation.text, _info(observation)
+        return observation.text, cast("ResetInfo", _info(observation))
 
     async def step(self, action: Action) -> StepResult:
         """Send one message, or commands.

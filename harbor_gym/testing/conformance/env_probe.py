@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.testing.conformance.behaviours import expect
-from harbor_gym.types import ActionFormat, EpisodeInfo
+from harbor_gym.types import ActionFormat, EndInfo, EpisodeInfo, ResetInfo
 
 FAKE_SANDBOX = "harbor_gym.testing:FakeEnvironment"
 
@@ -18,7 +18,7 @@ FAKE_SANDBOX = "harbor_gym.testing:FakeEnvironment"
 class GymEnv(Protocol):
     """The checked part of an environment: Gymnasium's methods, asynchronous."""
 
-    async def reset(self) -> tuple[str, EpisodeInfo]:
+    async def reset(self) -> tuple[str, ResetInfo]:
         """Start an episode."""
         ...
 
@@ -122,9 +122,9 @@ def check_step(step: Step) -> Step:
     return step
 
 
-def check_done(step: Step) -> EpisodeInfo:
+def check_done(step: Step) -> EndInfo:
     """Expect the end of an episode with all that belongs to it; return its ``info``."""
     *_, done, info = check_step(step)
     expect(done, "the episode should be over")
-    check_info(info, "end_reason", "truncated", "rewards", "episode_reward")
-    return info
+    check_info(info, *EndInfo.__required_keys__)
+    return cast("EndInfo", info)

@@ -6,7 +6,7 @@ from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.testing.conformance.behaviours import Family, expect, expect_equal, refused
 from harbor_gym.testing.conformance.env_probe import EnvProbe, GymEnv, check_done, check_info, check_step, check_text
-from harbor_gym.types import ActionFormat, EndReason
+from harbor_gym.types import ActionFormat, EndReason, ResetInfo
 
 ORDER = Family[EnvProbe]("order")
 EPISODES = Family[EnvProbe]("episodes")
@@ -23,8 +23,8 @@ async def reset_brings_text_and_info(probe: EnvProbe) -> None:
     try:
         observation, info = await env.reset()
         check_text(observation, "the first observation")
-        check_info(info, "instruction", "sandbox")
-        expect(info.get("instruction", "").strip(), "the instruction is empty")
+        check_info(info, *ResetInfo.__required_keys__, "sandbox")
+        expect(info["instruction"].strip(), "the instruction is empty")
         expect_equal(info["turn"], 0, "turn after reset")
     finally:
         await env.close()
