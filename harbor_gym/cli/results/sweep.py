@@ -83,11 +83,15 @@ def sweep(
     except KeyboardInterrupt:
         echo("sweep: interrupted; the same command continues it", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    show(runs, folder, title=f"{task_dir.resolve().name}: {len(rates)} learning rates, {len(numbers)} seeds")
+    show(runs, folder, title=f"{task_dir.resolve().name}: {_count(rates, 'learning rate')}, {_count(numbers, 'seed')}")
     for failure in failures:
         echo(f"sweep: {failure}", err=True)
     if failures:
         raise typer.Exit(1)
+
+
+def _count(items: Sequence[float], word: str) -> str:
+    return f"{len(items)} {word}{'s' * (len(items) != 1)}"
 
 
 async def require_tasks(path: Path) -> None:

@@ -58,7 +58,7 @@ async def test_a_program(number: int, engine: EngineDouble, tmp_path: Path) -> N
         "http://127.0.0.1:8000": engine.url,
         "http://127.0.0.1:30000": engine.url,
         "Qwen/Qwen3-4B": str(tmp_path / "model"),
-        "tasks/devops_task": str(write_task(tmp_path / "task")),
+        "task:devops_task": str(write_task(tmp_path / "task")),
     }
     text = PROGRAMS[number]
     for place, own in places.items():

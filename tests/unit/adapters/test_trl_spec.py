@@ -3,7 +3,6 @@
 import inspect
 import pickle
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -231,7 +230,7 @@ def test_the_pages_harness_runs(suite: Path) -> None:
     text = (ROOT / "docs/trl.md").read_text()
     (block,) = (block for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "class Notes" in block)
     replaced = block.replace('HarborSpec("tasks"', f'HarborSpec("{suite}", sandbox="{FAKE}"')
-    names: dict[str, Any] = {"HarborSpec": HarborSpec, "ToolHarness": ToolHarness, "shlex": shlex}
+    names: dict[str, Any] = {}
     exec(compile(replaced, "docs/trl.md", "exec"), names)
     harness = names["spec"].environment_factory()
     harness.reset(task_index=0)

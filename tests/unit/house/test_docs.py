@@ -6,6 +6,8 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +45,19 @@ RUN_BY = {
     "trl-3": "tests/integration/training/trl/test_gpu_blocks.py",
 }
 """The test file that runs each Python block."""
+
+_TRL = ("reportPrivateImportUsage", "TRL names what it exports when it is imported, which no type checker does")
+_PANDAS = [
+    (f"report{rule}", "pandas infers no type of a group's column; pandas-stubs is a package of its own")
+    for rule in ("ArgumentType", "AttributeAccessIssue", "CallIssue", "IndexIssue", "OperatorIssue")
+]
+EXCUSED = {
+    "evaluation-1": _PANDAS,
+    "openenv-3": [_TRL, ("reportArgumentType", "TRL's own worker does not fit TRL's own protocol")],
+    "trl-1": [_TRL],
+    "trl-3": [_TRL],
+}
+"""The rules of the type checker, basic, that a block may break, and why."""
 
 MADE_WITH_THE_SITE = {"commands.md"}
 """Pages that .ci/docs/hooks.py adds."""
@@ -130,6 +145,19 @@ def test_every_place_that_the_page_for_developers_names_is_there(path: str, name
         assert name in set(_names(ast.parse((ROOT / path).read_text(encoding="utf-8")).body)), f"{path} has no {name}"
 
 
+_IN_A_CHECKOUT = re.compile(
+    r"`make [a-z]|^    make |recipes/|\.ci/|tests/(unit|contract|integration)|tasks/[a-z]+_task\b", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_checkout_alone_has_is_said_to_be_there(page: Path) -> None:
+    text = re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"))
+    assert "--task-dir tasks/" not in text
+    if page.name != "develop.md" and page.parent.name != "decisions":
+        assert "checkout" in text or not _IN_A_CHECKOUT.search(text)
+
+
 def test_every_page_is_in_the_sites_navigation() -> None:
     text = re.sub(r"!!python/name:\S+", "''", (ROOT / "mkdocs.yml").read_text())
 
@@ -187,6 +215,21 @@ def test_every_python_block_is_run_by_a_test() -> None:
         names = [page.name for page in PAGES if any(RUN_BY.get(f"{page.stem}-{n}") == file for n in range(1, 9))]
         for name in names:
             assert name in (ROOT / file).read_text(), f"{file} does not read {name}"
+
+
+@pytest.mark.slow
+def test_every_python_block_passes_the_type_checker(tmp_path: Path) -> None:
+    for block in blocks("python"):
+        rules = "".join(f"# pyright: {rule}=false\n" for rule, _ in EXCUSED.get(block.id, ()))
+        (tmp_path / f"{block.id}.py").write_text(rules + block.values[0], encoding="utf-8")
+    settings = {"typeCheckingMode": "basic", "venvPath": str(ROOT), "venv": ".venv", "extraPaths": [str(ROOT)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    command = [sys.executable, "-m", "pyright", "-p", str(tmp_path), "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == len(RUN_BY)
+    found = [(Path(item["file"]).stem, item.get("rule"), item["message"]) for item in report["generalDiagnostics"]]
+    assert found == []
 
 
 def test_every_block_of_data_is_well_formed() -> None:

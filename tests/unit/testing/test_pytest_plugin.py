@@ -149,11 +149,7 @@ def test_the_pages_blocks_run(project: pytest.Pytester) -> None:
     conftest, _, test_file = sandbox.partition("# test_my_sandbox.py\n")
     assert conftest.strip().endswith(CONFTEST.strip())
     named = test_file.replace('"my_package.sandbox:MySandbox"', '"harbor_gym.testing:FakeEnvironment"')
-    wrapper = (
-        "from harbor_gym import AsyncTerminalGymEnv, TerminalEnvWrapper as MyWrapper\n"
-        "from harbor_gym.testing.pytest_plugin import EnvContract\n"
-    )
-    project.makepyfile(test_my_sandbox=named, test_my_wrapper=wrapper + env)
+    project.makepyfile(test_my_sandbox=named, test_my_wrapper=env)
     result = project.runpytest_inprocess(*QUIET, "-rf")
     # The fake keeps the behaviour that the page's example lists as a known failure, and that is reported.
     failed = [line for line in result.outlines if line.startswith("FAILED")]

@@ -118,11 +118,7 @@ def test_async_grpo(policy: Path, tasks: Path, engine: CompletionsEngine, tmp_pa
         '"http://localhost:8000"': repr(engine.url),
         "rollout_worker=worker": "rollout_worker=worker, weight_transfer=transfer",
     }
-    from transformers import AutoTokenizer
-
     names = {
-        "HarborSpec": HarborSpec,
-        "tokenizer": AutoTokenizer.from_pretrained(policy),
         "settings": SETTINGS,
         "transfer": EngineWeights(engine),
         "on_cpu": on_cpu(tmp_path, token_budget=-1),
@@ -144,7 +140,7 @@ def test_openenv_sessions(
         MODEL: repr(str(policy)),
         '"http://127.0.0.1:8001"': repr(engine.url),
         '"tasks"': repr(str(tasks)),
-        '"tasks/devops_task", sandbox="docker", max_turns=30': f"{task!r}, sandbox={LETTER!r}, **settings",
+        '"task:devops_task", sandbox="docker", max_turns=30': f"{task!r}, sandbox={LETTER!r}, **settings",
         "rollout_worker=worker": "rollout_worker=worker, weight_transfer=transfer",
     }
     names = {"settings": SETTINGS, "transfer": EngineWeights(engine), "on_cpu": on_cpu(tmp_path, token_budget=-1)}
