@@ -412,7 +412,9 @@ class AsyncTerminalGymEnv:
         if phase.resources.skills_dir is not None:
             info["skills_dir"] = phase.resources.skills_dir
         if phase.resources.mcp_servers:
-            info["mcp_servers"] = tuple(server.model_dump() for server in phase.resources.mcp_servers)
+            info["mcp_servers"] = tuple(
+                server.model_dump(exclude={"headers"}) for server in phase.resources.mcp_servers
+            )
         return info
 
     async def _step(self, parsed: ParsedAction, message: str, *, spent_sec: float | None = None) -> StepResult:

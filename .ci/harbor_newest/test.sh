@@ -17,6 +17,7 @@ unset HARBOR_GYM_REQUIRE # frameworks have environments of their own, and each e
   tests/contract/test_outcomes.py tests/contract/test_same_episode.py tests/contract/test_fidelity_steps.py \
   tests/integration/adapters/test_harbor_rollouts.py tests/integration/adapters/test_harbor_server.py \
   tests/integration/adapters/test_guarded_grading.py \
+  tests/integration/episode/test_mcp_tools.py::test_a_service_gets_headers_that_no_policy_sees \
   tests/integration/gateway/test_gateway_trials.py tests/benchmarks/test_bench_gateway.py \
   tests/integration/episode/test_pristine_view.py::test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verifier "$@"
 # The server's slow tests run nowhere else: .venv's Harbor has none.

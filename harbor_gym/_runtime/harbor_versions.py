@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -17,6 +18,9 @@ from pydantic import Field, create_model
 from harbor_gym.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from harbor.agents.capabilities import AgentCapabilities
     from harbor.environments.base import BaseEnvironment
     from harbor.environments.capabilities import EnvironmentResourceCapabilities
     from harbor.models.task.config import MCPServerConfig
@@ -181,9 +185,29 @@ def declares_options[T: type[BaseEnvironment]](kind: T) -> T:
     return kind
 
 
-def has_mcp_headers(server: MCPServerConfig) -> bool:
-    """Return whether requests to an MCP server need headers, which tasks can declare since 0.26."""
-    return VERSION >= _MCP_HEADERS and bool(getattr(server, "headers"))  # noqa: B009  # older Harbors' types lack it
+def declared_headers(server: MCPServerConfig) -> Mapping[str, str]:
+    """Return the headers of requests to an MCP server as the task has them, since 0.26: with names of variables."""
+    return getattr(server, "headers", {})  # older Harbors' types lack it
+
+
+def mcp_headers(server: MCPServerConfig) -> dict[str, str]:
+    """Return the headers of requests to an MCP server, with the values of this process's variables.
+
+    Raises:
+        ValueError: A variable is not set.
+    """
+    if not (declared := declared_headers(server)):
+        return {}
+    fill_in = importlib.import_module("harbor.utils.env").resolve_embedded_env_vars
+    return {name: fill_in(value, os.environ.get) for name, value in declared.items()}
+
+
+def agent_capabilities() -> AgentCapabilities:
+    """Return what an agent says of itself that offers a task's skills and MCP servers, with headers since 0.26."""
+    from harbor.agents.capabilities import AgentCapabilities
+
+    known = {"skills": True, "mcp_servers": True}
+    return AgentCapabilities.model_validate({**known, "mcp_http_headers": True} if VERSION >= _MCP_HEADERS else known)
 
 
 def _place(finding: Any, root: Path) -> str:

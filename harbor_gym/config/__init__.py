@@ -190,6 +190,11 @@ class TerminalEnvConfig(_Config):
         is_tool = self.action_format is ActionFormat.BASH_TOOL
         return self.terminal.model_copy(update={"keys": "literal" if is_tool else "exact"})
 
+    @property
+    def calls_mcp_tools(self) -> bool:
+        """Whether messages can call the tools of a task's MCP servers."""
+        return self.mcp_tools and self.action_format is ActionFormat.BASH_TOOL
+
     @model_validator(mode="before")
     @classmethod
     def _take_from_snapshot(cls, values: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from harbor_gym import sandboxes
 from harbor_gym._runtime.rate_limit import back_off_starts, pass_start_gate
 from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
-from harbor_gym.formats.action_formats import FORMATS
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.sandboxes.setup_command import require_success
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
@@ -61,7 +60,7 @@ class PreparedEpisode:
         from harbor_gym.episode.task import load_task
 
         config = self._config
-        self._task = await load_task(config.task_dir)
+        self._task = await load_task(config.task_dir, config)
         await asyncio.to_thread(_preflight, config.sandbox)
         if self._is_closed:
             raise UsageError("the episode was closed while it was being started")
@@ -161,8 +160,8 @@ class PreparedEpisode:
 
     async def _with_tools(self, phase: AgentPhase, *, is_first: bool) -> AgentPhase:
         """Return the phase, where the policy's format has tools with those of the task's MCP servers."""
-        config, declared = self._config, phase.resources
-        if not (declared.mcp_servers and config.mcp_tools and FORMATS[config.action_format].parse_with_tools):
+        declared = phase.resources
+        if not (declared.mcp_servers and self._config.calls_mcp_tools):
             return phase
         from harbor_gym.episode.episode import run_in_phase
         from harbor_gym.episode.mcp import McpServers
@@ -190,6 +189,8 @@ class PreparedEpisode:
                     await self._terminal.detach()
             if has_channel:
                 await self._close_servers()
+            elif self._servers is not None:
+                self._servers.forget()
         finally:
             if self._episode is not None:
                 await self._episode.close()

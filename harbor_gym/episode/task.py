@@ -17,8 +17,8 @@ from harbor.models.task.verifier_mode import (
 from harbor.utils.env import get_required_host_vars
 from pydantic import ValidationError
 
-from harbor_gym._runtime.harbor_versions import has_mcp_headers
-from harbor_gym.config import describe_problems
+from harbor_gym._runtime.harbor_versions import declared_headers, mcp_headers
+from harbor_gym.config import TerminalEnvConfig, describe_problems
 from harbor_gym.config.verify_paths import check_paths
 from harbor_gym.errors import TaskError, TaskUnsupportedError
 from harbor_gym.tasks.links import require_own_files
@@ -30,16 +30,26 @@ _warned: set[str] = set()
 """What this process has warned of."""
 
 
-async def load_task(task_dir: Path) -> Task:
+async def load_task(task_dir: Path, config: TerminalEnvConfig | None = None) -> Task:
     """Read a Harbor task directory.
 
     Args:
         task_dir: The directory that holds ``task.toml``.
+        config: Our own loop's, where that is to play the task.
 
     Raises:
-        TaskError: Something is missing or malformed; the message names it.
+        TaskError: Something is missing or malformed, or asks for what a policy of that loop can't do; the message names
+            it.
     """
-    return await asyncio.to_thread(_load, task_dir)
+    task = await asyncio.to_thread(_load, task_dir)
+    servers = task.config.environment.mcp_servers
+    if config is not None and not config.calls_mcp_tools and any(map(declared_headers, servers)):
+        name = next(server.name for server in servers if declared_headers(server))
+        raise TaskUnsupportedError(
+            f"{task_dir}: requests to the MCP server {name} need headers with credentials, which a policy would have "
+            "to know to use it from its shell: set action_format to bash-tool, or play it with an agent (--agent)"
+        )
+    return task
 
 
 def grades_in_shared_sandbox(task: Task, step: StepConfig | None = None) -> bool:
@@ -95,7 +105,7 @@ def keeps_processes(task: Task) -> bool:
 
 
 def require_variables(task: Task, given: Mapping[str, str] | None = None) -> None:
-    """Check that this process has the variables that the sandbox and the verifier are given of it.
+    """Check that this process has the variables that the sandbox, the verifier and MCP servers are given of it.
 
     Harbor looks them up when it needs them, the verifier's after the episode.
 
@@ -114,6 +124,11 @@ def require_variables(task: Task, given: Mapping[str, str] | None = None) -> Non
         missing = [name for name, default in get_required_host_vars(variables) if default is None]
         if unset := sorted({name for name in missing if name not in os.environ}):
             raise TaskError(f"task {task.name!r} takes {', '.join(unset)} from the environment ({table}): not set here")
+    for server in config.environment.mcp_servers:
+        try:
+            mcp_headers(server)
+        except ValueError as exc:
+            raise TaskError(f"task {task.name!r} has headers of the MCP server {server.name}: {exc}") from None
 
 
 def test_script(task: Task, step: StepConfig | None) -> Path:
@@ -147,11 +162,6 @@ def _check_support(task: Task, task_dir: Path) -> None:
     """Refuse loudly what no terminal policy can do, before anything is started."""
     if task.config.environment.os is TaskOS.WINDOWS:
         raise TaskUnsupportedError(f"{task_dir}: [environment] os is windows; a terminal here is a Unix shell")
-    if with_headers := [server.name for server in task.config.environment.mcp_servers if has_mcp_headers(server)]:
-        raise TaskUnsupportedError(
-            f"{task_dir}: the MCP server {with_headers[0]} needs headers with credentials, and a policy behind reset "
-            "and step would see them in its prompt: play this task with an agent (--agent) that can send them"
-        )
     declared_verify_paths(task)
     steps = task.config.steps
     trajectory = task.paths.step_trajectory_path(steps[0].name) if steps else task.paths.trajectory_path

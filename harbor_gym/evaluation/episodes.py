@@ -231,7 +231,7 @@ async def evaluate(
     if len(set(names)) < len(names) or not names:
         raise UsageError(f"an evaluation needs tasks of different names, got {', '.join(names) or 'none'}")
     for config in tasks:
-        await load_task(config.task_dir)
+        await load_task(config.task_dir, config)
     slots = asyncio.Semaphore(concurrency)
 
     known = {(result.task, result.episode): result for result in played}

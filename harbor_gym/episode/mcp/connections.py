@@ -183,7 +183,7 @@ class HttpConnection(Connection):
     def __init__(self, url: str, headers: Mapping[str, str], socket: str) -> None:
         super().__init__()
         self._url = url
-        transport = httpx.AsyncHTTPTransport(uds=socket, verify=urlsplit(url).scheme == "https", trust_env=False)
+        transport = httpx.AsyncHTTPTransport(uds=socket, verify=urlsplit(url).scheme == "https")
         # Nothing that a server compressed is unpacked here: a small answer could fill this process's memory.
         own = {"Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
         self._client = httpx.AsyncClient(transport=transport, headers={**headers, **own}, timeout=None, trust_env=False)

@@ -63,6 +63,10 @@ class Relay:
             task.cancel()
         if self._carrying:
             await shielded(asyncio.ensure_future(asyncio.wait(self._carrying)))
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the socket. Idempotent; all that is left to do where the event loop has ended."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -73,6 +77,7 @@ class Relay:
         task = asyncio.ensure_future(self._carry(reader, writer))
         self._carrying.add(task)
         task.add_done_callback(self._carrying.discard)
+        task.add_done_callback(lambda _: writer.close())  # also of one that was cancelled before it began
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         process = None
@@ -92,7 +97,6 @@ class Relay:
                     pump.cancel()
                 await asyncio.wait(pumps)
         finally:
-            writer.close()
             if process is not None:
                 await end_piped(process)
 

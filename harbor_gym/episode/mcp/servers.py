@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from harbor.models.task.config import MCPServerConfig
 
+from harbor_gym._runtime.harbor_versions import mcp_headers
 from harbor_gym.episode.mcp.connections import (
     Connection,
     HttpConnection,
@@ -64,8 +65,8 @@ class McpServers:
     Args:
         environment: The sandbox.
         user: The policy's user; None is the environment's default user.
-        configs: The servers, as the task declares them.
-        headers: By a server's name, what is sent to it with each request; the policy never sees it.
+        configs: The servers, as the task declares them. What their headers take from this process's variables goes
+            to the servers alone.
     """
 
     def __init__(
@@ -73,9 +74,8 @@ class McpServers:
         environment: "BaseEnvironment",
         user: str | int | None,
         configs: Sequence[MCPServerConfig],
-        headers: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        self._servers = [_Server(environment, user, config, (headers or {}).get(config.name, {})) for config in configs]
+        self._servers = [_Server(environment, user, config) for config in configs]
         self._tools: dict[str, tuple[_Server, str]] = {}
         self.tools: tuple[ToolDefinition, ...] = ()
         """The tools, named ``SERVER__TOOL``, with descriptions and schemas as the servers declare them."""
@@ -105,7 +105,7 @@ class McpServers:
             except TimeoutError:
                 if not limit.expired():
                     raise
-                problem = f"no answer within {_START_SEC:g} s"
+                problem = f"no answer within {_START_SEC:g} s {server.problem}".strip()
             else:
                 self._add(server, found)
                 continue
@@ -152,6 +152,11 @@ class McpServers:
         for server in self._servers:
             await server.disconnect()
 
+    def forget(self) -> None:
+        """Remove what the end of an event loop leaves of the connections."""
+        for server in self._servers:
+            server.forget()
+
     def _add(self, server: "_Server", found: Sequence[ToolDefinition]) -> None:
         for tool in found:
             name = _NO_NAME.sub("_", f"{server.name}__{tool.name}")[:_MAX_NAME_CHARS]
@@ -170,18 +175,15 @@ class McpServers:
 class _Server:
     """One server, connected or not."""
 
-    def __init__(
-        self,
-        environment: "BaseEnvironment",
-        user: str | int | None,
-        config: MCPServerConfig,
-        headers: Mapping[str, str],
-    ) -> None:
+    def __init__(self, environment: "BaseEnvironment", user: str | int | None, config: MCPServerConfig) -> None:
         self.name = config.name
-        self._environment, self._user, self._config, self._headers = environment, user, config, headers
+        self._environment, self._user, self._config = environment, user, config
         self._relay: Relay | None = None
         self._connection: Connection | None = None
         self._has_tools = False
+        self.problem = ""
+        """Why the last try to connect at the start failed."""
+
         self.is_late = False
         """Whether the last call had no answer in time."""
 
@@ -191,7 +193,8 @@ class _Server:
             try:
                 connection = await self._connected()
                 break
-            except ServerLostError:
+            except ServerLostError as exc:
+                self.problem = f"({exc})"
                 if self._config.transport == "stdio":
                     raise
                 await self.disconnect()
@@ -220,6 +223,10 @@ class _Server:
         finally:
             if relay is not None:
                 await relay.close()
+
+    def forget(self) -> None:
+        if self._relay is not None:
+            self._relay.remove()
 
     async def _connected(self) -> Connection:
         if self._connection is None:
@@ -250,7 +257,7 @@ class _Server:
         self._relay = relay = Relay(self._environment, self._user, host, port)
         await relay.open()
         kind = SseConnection if config.transport == "sse" else HttpConnection
-        return kind(config.url or "", self._headers, relay.path)
+        return kind(config.url or "", mcp_headers(config), relay.path)
 
     def _unsupported(self) -> TaskUnsupportedError:
         return TaskUnsupportedError(

@@ -1,6 +1,10 @@
 """The MCP servers of a task as the policy's tools, in real sandboxes: what works, and what a server may do to us."""
 
+import asyncio
+import contextlib
 import json
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +12,10 @@ from typing import Any
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalEnvConfig
+from harbor_gym._runtime.harbor_versions import VERSION
+from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.config import TerminalConfig
-from harbor_gym.errors import TaskError
+from harbor_gym.errors import TaskError, TaskUnsupportedError
 from harbor_gym.formats import prompts
 from harbor_gym.rollout import Sample, run_episode
 from harbor_gym.tokens import TokenTerminalEnv
@@ -17,12 +23,11 @@ from tests.helpers import mcp_server
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
-from tests.helpers.tasks import write_task
+from tests.helpers.tasks import write_steps, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-SANDBOXES = [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
-ON_LOCAL = pytest.mark.local
+SANDBOXES = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("local", "docker", "apptainer")]
 
 DOCKERFILE = """\
 FROM debian:bookworm-slim
@@ -32,6 +37,19 @@ WORKDIR /srv
 """
 STDIO = '[[environment.mcp_servers]]\nname = "box"\ntransport = "stdio"\ncommand = "python3"\n'
 SERVES = f'{STDIO}args = ["/opt/server.py", "stdio"]\n'
+
+
+SERVES_HTTP = """\
+[environment.healthcheck]
+command = "mkdir /run/up && python3 /opt/server.py http 8000 </dev/null >/dev/null 2>&1 & true"
+[[environment.mcp_servers]]
+name = "web"
+"""
+ADDRESSES = {
+    "streamable HTTP": 'transport = "streamable-http"\nurl = "http://localhost:8000/mcp"\n',
+    "an address that moved": 'transport = "http"\nurl = "http://127.0.0.1:8000/moved"\n',
+    "the older transport": 'transport = "sse"\nurl = "http://localhost:8000/sse"\n',
+}
 
 
 def write_mcp_task(task_dir: Path, toml: str = SERVES) -> Path:
@@ -55,7 +73,8 @@ SUBMIT = called("submit")
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
 async def test_a_task_is_solved_by_the_tools_of_a_command(sandbox: str, tmp_path: Path) -> None:
-    async with AsyncTerminalGymEnv(config_of(write_mcp_task(tmp_path / "task"), sandbox)) as env:
+    config = config_of(write_mcp_task(tmp_path / "task"), sandbox, trials_dir=tmp_path / "trials")
+    async with AsyncTerminalGymEnv(config) as env:
         _, info = await env.reset()
         instruction = info.get("instruction") or ""
         assert instruction.startswith("Write the word done into /srv/answer.\n")
@@ -74,6 +93,15 @@ async def test_a_task_is_solved_by_the_tools_of_a_command(sandbox: str, tmp_path
         assert both.info.get("waits") == ("prompt", "prompt")
         end = await env.step(SUBMIT)
     assert (end.reward, end.info.get("end_reason")) == (1.0, EndReason.COMPLETED)
+    (kept,) = (tmp_path / "trials").glob("*/agent/trajectory.json")
+    calls = [step.get("tool_calls", []) for step in json.loads(kept.read_text())["steps"] if step["source"] == "agent"]
+    assert [call["function_name"] for step in calls for call in step] == [
+        "box__add",
+        "terminal",
+        "box__solve",
+        "terminal",
+    ]
+    assert calls[0][0]["arguments"] == {"a": 2, "b": 40}
 
 
 ANSWERS = {
@@ -133,13 +161,20 @@ async def test_a_server_that_ended_is_started_again(tmp_path: Path) -> None:
 BROKEN = {
     "a command that is missing": (STDIO.replace("python3", "no-such-server"), "it has ended"),
     "a command that says nothing": (f'{STDIO}args = ["-c", "pass"]\n', "it has ended"),
+    "an address where nothing listens": (
+        STDIO.replace('"stdio"', '"http"\nurl = "http://localhost:9/mcp"'),
+        r"no answer within 6 s \(it can't be reached: ",
+    ),
     "an address of another kind": (STDIO.replace('"stdio"', '"http"\nurl = "ftp://localhost/mcp"'), "no address"),
 }
 
 
 @pytest.mark.local
 @pytest.mark.parametrize("name", BROKEN)
-async def test_a_server_that_can_t_be_used_at_the_start_is_the_task_s_failure(name: str, tmp_path: Path) -> None:
+async def test_a_server_that_can_t_be_used_at_the_start_is_the_task_s_failure(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harbor_gym.episode.mcp.servers._START_SEC", 6)
     toml, problem = BROKEN[name]
     async with AsyncTerminalGymEnv(config_of(write_mcp_task(tmp_path / "task", toml))) as env:
         with pytest.raises(TaskError, match=f"the MCP server box of the task .*{problem}"):
@@ -172,6 +207,52 @@ async def test_the_servers_end_with_the_phase_and_a_copy_calls_again(tmp_path: P
         assert (await env.step(SUBMIT)).reward == 1.0
 
 
+@pytest.mark.local
+async def test_a_server_that_the_policy_broke_has_no_tools_in_the_next_step(tmp_path: Path) -> None:
+    task = write_mcp_task(tmp_path / "task")
+    shutil.move(task / "environment", tmp_path / "environment")
+    write_steps(task)
+    shutil.rmtree(task / "environment")
+    shutil.move(tmp_path / "environment", task / "environment")
+    (task / "task.toml").write_text((task / "task.toml").read_text() + SERVES)
+    async with AsyncTerminalGymEnv(config_of(task)) as env:
+        await env.reset()
+        await env.step(called("box__solve"))
+        second = await env.step(SUBMIT)
+        assert '"name": "box__solve"' in (second.info.get("instruction") or "")
+        await env.reset()
+        await env.step(f"{called('box__solve')}\n{called('bash', command='echo broken > /opt/server.py')}")
+        second = await env.step(SUBMIT)
+        assert "[the MCP server box has no tools now: it has ended]" in (second.info.get("instruction") or "")
+        assert (env.tools, second.done) == ((), False)
+        assert "unknown tool 'box__add'" in (await env.step(called("box__add"))).observation
+        assert (await env.step(SUBMIT)).reward == 1.0
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("toml", ["command", *list(ADDRESSES)])
+async def test_a_cancelled_start_or_call_leaves_nothing(toml: str, tmp_path: Path) -> None:
+    declared = SERVES if toml == "command" else SERVES_HTTP + ADDRESSES[toml]
+    config = config_of(write_mcp_task(tmp_path / "task", declared))
+    for start_sec in (0.3, 0.6, 0.8, 1.0, 1.3, None):
+        env = AsyncTerminalGymEnv(config)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(start_sec):
+                await env.reset()
+        if start_sec is None:
+            server = "box" if toml == "command" else "web"
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(env.step(called(f"{server}__hang")), 0.5)
+        await env.close()
+        assert not sockets()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def sockets() -> list[Path]:
+    """Return the directories of this process's sockets that lead to servers."""
+    return list(Path(tempfile.gettempdir()).glob(f"{temporary_prefix('mcp')}*"))
+
+
 async def play(config: TerminalEnvConfig, *messages: str) -> tuple[Any, list[list[int]]]:
     """Play an episode in tokens; return it and its prompts."""
     answers, shown = iter(messages), list[list[int]]()
@@ -194,19 +275,6 @@ async def test_of_an_episode_in_tokens(tmp_path: Path) -> None:
     assert "[box__solve]\nsolved" in text
     assert "box__solve" in "".join(map(chr, shown[0]))
     assert prompts.system_prompt(config_of(tmp_path / "task").action_format) in "".join(map(chr, shown[0]))
-
-
-SERVES_HTTP = """\
-[environment.healthcheck]
-command = "mkdir /run/up && python3 /opt/server.py http 8000 </dev/null >/dev/null 2>&1 & true"
-[[environment.mcp_servers]]
-name = "web"
-"""
-ADDRESSES = {
-    "streamable HTTP": 'transport = "streamable-http"\nurl = "http://localhost:8000/mcp"\n',
-    "an address that moved": 'transport = "http"\nurl = "http://127.0.0.1:8000/moved"\n',
-    "the older transport": 'transport = "sse"\nurl = "http://localhost:8000/sse"\n',
-}
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -248,6 +316,35 @@ async def test_whatever_a_service_answers_is_an_observation(address: str, tmp_pa
         ]:
             assert expected in (await env.step(message)).observation
         assert (await env.step(SUBMIT)).reward == 1.0
+
+
+HEADERS = 'headers = { X-Key = "${MCP_TEST_KEY}", X-Other = "an ${MCP_TEST_KEY}" }\n'
+
+
+@pytest.mark.skipif(VERSION < (0, 26), reason="MCP servers have headers since Harbor 0.26")
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.local
+async def test_a_service_gets_headers_that_no_policy_sees(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = SERVES_HTTP.replace("8000", "8000 open-sesame") + ADDRESSES[address] + HEADERS
+    task = write_mcp_task(tmp_path / "task", toml)
+    config = config_of(task, trials_dir=tmp_path / "trials")
+    async with AsyncTerminalGymEnv(config) as env:
+        with pytest.raises(TaskError, match=r"headers of the MCP server web: .*'MCP_TEST_KEY' is not set"):
+            await env.reset()
+        monkeypatch.setenv("MCP_TEST_KEY", "open-sesame")
+        _, info = await env.reset()
+        assert "open-sesame" not in str(info)
+        assert (await env.step(called("web__solve"))).observation == "[web__solve]\nsolved"
+        end = await env.step(SUBMIT)
+    assert end.reward == 1.0
+    kept = [path for path in (tmp_path / "trials").rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"open-sesame" in path.read_bytes()]
+    refused: list[dict[str, Any]] = [{"mcp_tools": False}, {"action_format": "keystrokes"}]
+    for settings in refused:
+        with pytest.raises(TaskUnsupportedError, match="the MCP server web need headers"):
+            await AsyncTerminalGymEnv(config_of(task, **settings)).reset()
 
 
 @pytest.mark.local

@@ -20,6 +20,7 @@ from harbor_gym._runtime.harbor_versions import (
     is_end_of_agent,
     resource_capabilities,
 )
+from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.failures import VERIFIER_HINTS
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import TaskUnsupportedError, UsageError
@@ -27,6 +28,7 @@ from harbor_gym.sandboxes import environment_config, registry
 from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
 from harbor_gym.sandboxes.docker.environment import DockerEnvironment
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.types import ActionFormat
 from tests.helpers.sandboxes.local import DOCKERFILE, make
 from tests.helpers.tasks import write_task
 
@@ -86,10 +88,13 @@ MCP_SERVER = '[[environment.mcp_servers]]\nname = "search"\ntransport = "streama
 
 @pytest.mark.skipif(VERSION < (0, 26), reason="MCP servers have headers since Harbor 0.26")
 async def test_a_task_whose_mcp_server_needs_credentials_is_refused_by_our_loop(tmp_path: Path) -> None:
-    assert await load_task(write_task(tmp_path / "open", toml=MCP_SERVER))
+    task = write_task(tmp_path / "open", toml=MCP_SERVER)
+    assert await load_task(task, TerminalEnvConfig(task_dir=task))
     task = write_task(tmp_path / "task", toml=f'{MCP_SERVER}headers = {{ Authorization = "Bearer ${{KEY}}" }}\n')
-    with pytest.raises(TaskUnsupportedError, match="the MCP server search needs headers"):
-        await load_task(task)
+    assert await load_task(task)
+    assert await load_task(task, TerminalEnvConfig(task_dir=task, action_format=ActionFormat.BASH_TOOL))
+    with pytest.raises(TaskUnsupportedError, match="the MCP server search need headers"):
+        await load_task(task, TerminalEnvConfig(task_dir=task))
 
 
 async def test_a_compose_file_is_told_where_the_log_folders_are(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ async def prepare(config: TrainConfig) -> TrainRun:
         log_path=(config.log_path or default_log_path(config)).resolve(),
     )
     for task in run.tasks:
-        await load_task(task.path)
+        await load_task(task.path, run.env if config.agent is None else None)
     _check_rollouts(run)
     if config.epochs is not None or config.task_weights:
         run.count_batches()
