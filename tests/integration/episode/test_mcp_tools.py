@@ -234,7 +234,7 @@ async def test_a_server_that_the_policy_broke_has_no_tools_in_the_next_step(tmp_
 async def test_a_cancelled_start_or_call_leaves_nothing(toml: str, tmp_path: Path) -> None:
     declared = SERVES if toml == "command" else SERVES_HTTP + ADDRESSES[toml]
     config = config_of(write_mcp_task(tmp_path / "task", declared))
-    for start_sec in (0.3, 0.6, 0.8, 1.0, 1.3, None):
+    for start_sec in (0.3, 0.7, 1.1, None):
         env = AsyncTerminalGymEnv(config)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(start_sec):
@@ -277,10 +277,9 @@ async def test_of_an_episode_in_tokens(tmp_path: Path) -> None:
     assert prompts.system_prompt(config_of(tmp_path / "task").action_format) in "".join(map(chr, shown[0]))
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("sandbox", SANDBOXES)
-async def test_a_task_is_solved_by_the_tools_of_a_service(sandbox: str, address: str, tmp_path: Path) -> None:
-    task = write_mcp_task(tmp_path / "task", SERVES_HTTP + ADDRESSES[address])
+async def test_a_task_is_solved_by_the_tools_of_a_service(sandbox: str, tmp_path: Path) -> None:
+    task = write_mcp_task(tmp_path / "task", SERVES_HTTP + ADDRESSES["streamable HTTP"])
     async with AsyncTerminalGymEnv(config_of(task, sandbox)) as env:
         await env.reset()
         assert len(env.tools) == len(mcp_server.TOOLS)
