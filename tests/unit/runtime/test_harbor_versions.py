@@ -20,6 +20,7 @@ from harbor_gym._runtime.harbor_versions import (
     is_end_of_agent,
     resource_capabilities,
 )
+from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.failures import VERIFIER_HINTS
 from harbor_gym.episode.task import load_task
@@ -108,6 +109,7 @@ async def test_a_compose_file_is_told_where_the_log_folders_are(tmp_path: Path) 
         told = {name: value for name, value in sandbox._compose_infra_env_vars().items() if name.startswith("HOST_")}
         assert {"HOST_VERIFIER_LOGS_PATH", "HOST_AGENT_LOGS_PATH"} <= told.keys()
         assert {Path(folder).parent for folder in told.values()} == {Path(shared)}
+    forget_loggers(trial.logger)
 
 
 @pytest.mark.parametrize("name", [*ENDS_OF_AGENTS, *REFUSED_AGENT, *VERIFIER_HINTS, *OTHERS])
