@@ -20,7 +20,6 @@ from harbor_gym.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harbor.agents.capabilities import AgentCapabilities
     from harbor.environments.base import BaseEnvironment
     from harbor.environments.capabilities import EnvironmentResourceCapabilities
     from harbor.models.task.config import MCPServerConfig
@@ -202,12 +201,9 @@ def mcp_headers(server: MCPServerConfig) -> dict[str, str]:
     return {name: fill_in(value, os.environ.get) for name, value in declared.items()}
 
 
-def agent_capabilities() -> AgentCapabilities:
-    """Return what an agent says of itself that offers a task's skills and MCP servers, with headers since 0.26."""
-    from harbor.agents.capabilities import AgentCapabilities
-
-    known = {"skills": True, "mcp_servers": True}
-    return AgentCapabilities.model_validate({**known, "mcp_http_headers": True} if VERSION >= _MCP_HEADERS else known)
+def header_capability() -> dict[str, bool]:
+    """Return what an agent says of itself, since 0.26, that can send the headers of MCP servers."""
+    return {"mcp_http_headers": True} if VERSION >= _MCP_HEADERS else {}
 
 
 def _place(finding: Any, root: Path) -> str:

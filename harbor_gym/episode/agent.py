@@ -10,7 +10,7 @@ from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
-from harbor_gym._runtime.harbor_versions import agent_capabilities
+from harbor_gym._runtime.harbor_versions import header_capability
 from harbor_gym.episode.resources import Resources, read_skills
 from harbor_gym.errors import UsageError
 
@@ -37,7 +37,7 @@ class PolicyAgent(BaseAgent):
 
     _phase_handlers: ClassVar[dict[str, PhaseHandler]] = {}
 
-    capabilities: ClassVar[AgentCapabilities] = agent_capabilities()
+    capabilities: ClassVar[AgentCapabilities] = AgentCapabilities(skills=True, mcp_servers=True, **header_capability())
     """What the task declares of these is added to the policy's instruction."""
 
     def __init__(self, *args: Any, phase_handler: str, **kwargs: Any) -> None:
