@@ -37,7 +37,9 @@ class PolicyAgent(BaseAgent):
 
     _phase_handlers: ClassVar[dict[str, PhaseHandler]] = {}
 
-    capabilities: ClassVar[AgentCapabilities] = AgentCapabilities(skills=True, mcp_servers=True, **header_capability())
+    capabilities: ClassVar[AgentCapabilities] = AgentCapabilities.model_validate(
+        {"skills": True, "mcp_servers": True, **header_capability()}
+    )
     """What the task declares of these is added to the policy's instruction."""
 
     def __init__(self, *args: Any, phase_handler: str, **kwargs: Any) -> None:
