@@ -178,17 +178,23 @@ class HarborAgentTinkerEnv(Env):
             with contextlib.suppress(asyncio.CancelledError, HarborGymError):
                 await asyncio.wait([playing])
 
-    def drop_untrained(self, trajectory: Trajectory) -> None:
-        """Take what no segment of the rollout trains out of a trajectory: answers without use, and side calls."""
+    def keep_segments(self, trajectory: Trajectory) -> None:
+        """Order a trajectory by the rollout's segments, without the answers that none of them trains.
+
+        The cookbook makes one datum of turns that extend one another, and begins another one at any other turn.
+        """
         if self._rollout is None:
             return
         wholes = [(len(segment.prompt), segment.token_ids, segment.mask) for segment in self._rollout.segments]
-        kept = [item for item in trajectory.transitions if _is_trained(item.ob.to_ints(), item.ac.tokens, wholes)]
-        if not kept or len(kept) == len(trajectory.transitions):
+        homes = [(_home(item.ob.to_ints(), item.ac.tokens, wholes), item) for item in trajectory.transitions]
+        kept = [item for number in range(len(wholes)) for home, item in homes if home == number]
+        if not kept:
             return
-        last = trajectory.transitions[-1]
-        if kept[-1] is not last:
-            kept[-1].reward, kept[-1].episode_done, kept[-1].metrics = last.reward, True, last.metrics
+        end, last = kept[-1], trajectory.transitions[-1]
+        if end is not last:
+            end.reward, last.reward = last.reward, end.reward
+            end.metrics, last.metrics = last.metrics, end.metrics
+            end.episode_done, last.episode_done = True, False
         trajectory.transitions[:] = kept
 
     async def _sample(self, prompt: Sequence[int]) -> Sample:
@@ -250,8 +256,8 @@ class HarborAgentTinkerEnv(Env):
         )
 
 
-def _is_trained(prompt: list[int], sampled: list[int], wholes: Sequence[tuple[int, list[int], list[int]]]) -> bool:
-    """Return whether a segment trains this answer.
+def _home(prompt: list[int], sampled: list[int], wholes: Sequence[tuple[int, list[int], list[int]]]) -> int | None:
+    """Return the number of the segment that trains this answer.
 
     Args:
         prompt: The answer's.
@@ -264,4 +270,4 @@ def _is_trained(prompt: list[int], sampled: list[int], wholes: Sequence[tuple[in
         start = len(prompt) - shown
         return start >= 0 and tokens[: len(whole)] == whole and all(mask[start : start + len(sampled)])
 
-    return any(holds(*item) for item in wholes)
+    return next((number for number, item in enumerate(wholes) if holds(*item)), None)

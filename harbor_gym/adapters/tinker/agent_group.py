@@ -30,7 +30,7 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
         """Add nothing to the verifier's rewards; leave what is not trained out of the trajectories."""
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, HarborAgentTinkerEnv):
-                env.drop_untrained(trajectory)
+                env.keep_segments(trajectory)
         return await super().compute_group_rewards(trajectory_group, env_group)
 
     @override

@@ -123,6 +123,7 @@ async def test_the_cookbooks_trajectory_has_the_turns_that_are_trained(tmp_path:
     require_engine("tinker")
     from tinker_cookbook.completers import TokensWithLogprobs
     from tinker_cookbook.renderers import get_renderer
+    from tinker_cookbook.rl.data_processing import trajectory_to_data
     from tinker_cookbook.rl.types import Trajectory, Transition
 
     from harbor_gym.adapters.tinker import HarborAgentTinkerEnv, RendererCodec
@@ -138,14 +139,22 @@ async def test_the_cookbooks_trajectory_has_the_turns_that_are_trained(tmp_path:
     for answer in (message(DONE), "I found 0.", "I found 1.", COMPLETE):
         tokens = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|im_end|>")]
         result = await env.step(tokens)
-        sampled = TokensWithLogprobs(tokens=tokens, maybe_logprobs=[-1.0] * len(tokens))
-        transitions.append(Transition(shown, sampled, result.reward, result.episode_done, result.metrics))
+        action = TokensWithLogprobs(tokens=tokens, maybe_logprobs=[-1.0] * len(tokens))
+        transitions.append(Transition(shown, action, result.reward, result.episode_done, result.metrics))
         shown = result.next_observation
     trajectory = Trajectory(transitions=transitions, final_ob=shown)
-    env.drop_untrained(trajectory)
-    assert len(trajectory.transitions) == (4 if which == "all" else 2)
-    assert trajectory.transitions[-1].reward == 1.0
-    assert trajectory.transitions[-1].episode_done
+    sampled = [item.ac.tokens for item in transitions]
+    env.keep_segments(trajectory)
+    segments = [(0, 3), (1, 2)] if which == "all" else [(0, 3)]
+    assert [item.ac.tokens for item in trajectory.transitions] == [
+        sampled[turn] for calls in segments for turn in calls
+    ]
+    assert [item.reward for item in trajectory.transitions] == [0.0] * (2 * len(segments) - 1) + [1.0]
+    assert [item.episode_done for item in trajectory.transitions] == [False] * (2 * len(segments) - 1) + [True]
+    data = trajectory_to_data(trajectory, 0.5)
+    trained = [datum.loss_fn_inputs["mask"].to_torch().sum().item() for datum in data]
+    assert trained == [sum(len(sampled[turn]) for turn in calls) for calls in segments]
+    assert sum(datum.loss_fn_inputs["advantages"].to_torch().sum().item() for datum in data) == 0.5 * sum(trained)
     await env.close()
 
 
