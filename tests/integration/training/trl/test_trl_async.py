@@ -166,7 +166,9 @@ def test_trls_own_worker_takes_the_async_factory(
     # It asks for the package, and speaks to the server alone.
     monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
     # At the end it plays to their end what it has begun, and is killed after 20 seconds.
-    args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, max_inflight_tasks=2, max_staleness=4)
+    # What is sampled is chance: small steps keep the names of tools readable, and four of them hardly lack a reward.
+    own: dict[str, Any] = {"max_steps": 4, "learning_rate": 0.02, "max_inflight_tasks": 2, "max_staleness": 4}
+    args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, **own)
     task = write_letter_task(tmp_path / "task")
     with HarborSpec(task, agent="bash", sandbox=LETTER, max_turns=3) as spec, async_grpo_on_cpu():
         trainer: Any = AsyncGRPOTrainer(
@@ -179,7 +181,7 @@ def test_trls_own_worker_takes_the_async_factory(
         )
         trainer.train()
     rows = [row for row in trainer.state.log_history if "reward" in row]
-    assert len(rows) == 2
+    assert len(rows) == 4
     assert all(0 <= row["rewards/BashHarness"] <= 1 for row in rows)
-    assert all(row["tools/call_frequency"] > 0 and row["tools/failure_frequency"] == 0 for row in rows)
-    assert 0 < sum(row["reward"] for row in rows) < 2
+    assert all(row["tools/bash/call_total"] > 0 and not row.get("tools/bash/failure_total") for row in rows)
+    assert 0 < sum(row["reward"] for row in rows) < 4
