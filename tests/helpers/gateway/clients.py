@@ -10,8 +10,12 @@ from harbor_gym.gateway import Gateway, Session
 from harbor_gym.types import Sample, StopReason
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
+from tests.helpers.tasks import DONE
 
 _THINKING = re.compile(r"\A\s*<think>(.*?)</think>\n*", re.DOTALL)
+
+THOUGHT = "<think>\nI plan.\n</think>\n\n"
 
 BASH: dict[str, Any] = {
     "type": "function",
@@ -53,6 +57,21 @@ class Script:
     def shown(self) -> list[str]:
         """The prompts as text."""
         return [text_of(prompt) for prompt in self.prompts]
+
+
+class TurnPolicy:
+    """A policy that thinks and gives an answer for each turn, in every conversation by its own count of answers.
+
+    Without answers of its own it does the task of ``write_task``, declares it complete and confirms.
+    """
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = [THOUGHT + answer for answer in answers or (message(DONE), COMPLETE, COMPLETE)]
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        turn = text_of(prompt).count(THOUGHT)
+        tokens = [*map(ord, self.answers[min(turn, len(self.answers) - 1)]), END]
+        return Sample(tokens, [-0.25 * len(prompt)] * len(tokens))
 
 
 def text_of(tokens: Sequence[int]) -> str:

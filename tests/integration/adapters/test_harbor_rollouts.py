@@ -1,6 +1,7 @@
 """Harbor's rollout interface, on real trials and a real job."""
 
 import asyncio
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +20,8 @@ from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import agent_config
 from harbor_gym.samplers import EngineSettingsError
 from harbor_gym.sandboxes import environment_config
-from tests.helpers.chats.character_codec import END, CharacterCodec
-from tests.helpers.gateway.clients import ThinkingCodec, tool_call
+from tests.helpers.chats.character_codec import CharacterCodec
+from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, tool_call
 from tests.helpers.gateway.format_agent import FormatAgent
 from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
@@ -28,21 +29,8 @@ from tests.helpers.tasks import DONE, write_steps, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-THOUGHT = "<think>\nI plan.\n</think>\n\n"
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
 AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
-
-
-class Policy:
-    """Write, declare and confirm, in every conversation by its own count of answers."""
-
-    def __init__(self, *answers: str) -> None:
-        self.answers = [THOUGHT + answer for answer in answers or (message(DONE), COMPLETE, COMPLETE)]
-
-    async def __call__(self, prompt: Sequence[int]) -> Sample:
-        turn = "".join(map(chr, prompt)).count(THOUGHT)
-        tokens = [*map(ord, self.answers[min(turn, len(self.answers) - 1)]), END]
-        return Sample(tokens, [-0.25] * len(tokens))
 
 
 class CrashingAgent(FormatAgent):
@@ -52,7 +40,13 @@ class CrashingAgent(FormatAgent):
 
 
 def interface(**settings: Any) -> RolloutInterface:
-    given: dict[str, Any] = {"sampler": Policy(), "codec": ThinkingCodec(), "agent": AGENT, "sandbox": FAKE, **settings}
+    given: dict[str, Any] = {
+        "sampler": TurnPolicy(),
+        "codec": ThinkingCodec(),
+        "agent": AGENT,
+        "sandbox": FAKE,
+        **settings,
+    }
     given.setdefault("sandbox_options", SOLVED if given["sandbox"] == FAKE else {})
     return RolloutInterface(**given)
 
@@ -63,7 +57,7 @@ def require_whole(rollout: Rollout, *, turns: int) -> None:
     main = rollout.main
     assert len(main.completion) == len(main.mask) == len(main.logprobs)
     trained = [token for token, own in zip(main.completion, main.mask, strict=True) if own]
-    assert "".join(map(chr, trained)) == "".join(f"{answer}\0" for answer in Policy().answers[:turns])
+    assert "".join(map(chr, trained)) == "".join(f"{answer}\0" for answer in TurnPolicy().answers[:turns])
     assert rollout.metrics["turns"] == turns
 
 
@@ -71,7 +65,7 @@ def require_whole(rollout: Rollout, *, turns: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [4, 16])
 async def test_in_a_job_details_and_gateway_agree_token_for_token(trials: int, tmp_path: Path) -> None:
-    async with Gateway(Policy(), ThinkingCodec(), model="policy") as gateway:
+    async with Gateway(TurnPolicy(), ThinkingCodec(), model="policy") as gateway:
         group = gateway.open_group()
         agent = agent_config("terminus-2", group.base_url)
         agent.kwargs |= {"collect_rollout_details": True, "session_id_headers": ["X-Session-ID"]}
@@ -107,6 +101,21 @@ async def test_terminus_2_many_at_once(strategy: str, tmp_path: Path) -> None:
     played = interface(strategy=strategy, agent="terminus-2", sandbox="local", limits=limits, n_concurrent=4)
     for rollout in await played.run(tasks):
         require_whole(rollout, turns=3)
+
+
+@pytest.mark.local
+@pytest.mark.slow
+async def test_an_agents_own_skills_are_in_its_sandbox(tmp_path: Path) -> None:
+    """Harbor uploads them: to /harbor/skills before 0.25, to /runtime/skills since."""
+    skill = tmp_path / "skills" / "writing"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: writing\ndescription: How a word is written.\n---\nWith echo.\n")
+    agent = AgentConfig(name="terminus-2", skills=[str(skill)])
+    (rollout,) = await interface(agent=agent, sandbox="local").run([TaskConfig(path=write_task(tmp_path / "task"))])
+    require_whole(rollout, turns=3)
+    prompt = "".join(map(chr, rollout.main.prompt))
+    assert "How a word is written." in prompt
+    assert re.search(r"/skills/writing/SKILL.md\b", prompt)
 
 
 async def test_an_agents_turns_read_as_those_of_our_own_loop(tmp_path: Path) -> None:
@@ -154,7 +163,11 @@ async def test_order_progress_and_limits(tmp_path: Path) -> None:
     for rollout in rollouts:
         require_whole(rollout, turns=2)
     (cut,) = await interface(limits=SessionLimits(max_turns=1)).run(tasks[:1])
-    assert (cut.reward, cut.end_reason, sum(cut.main.mask)) == (1.0, EndReason.MAX_TURNS, len(Policy().answers[0]) + 1)
+    assert (cut.reward, cut.end_reason, sum(cut.main.mask)) == (
+        1.0,
+        EndReason.MAX_TURNS,
+        len(TurnPolicy().answers[0]) + 1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +185,7 @@ async def test_a_configuration_of_our_loop_means_the_same_with_an_agent(
 ) -> None:
     config = fake_config(write_task(tmp_path / "task"), **SOLVED, confirm_task_complete=True, **changed)
     kept = config.model_copy(update={"trials_dir": tmp_path / "trials"})
-    rollout = await RolloutInterface.from_config(kept, Policy(), ThinkingCodec(), AGENT).run_one(kept.task_dir)
+    rollout = await RolloutInterface.from_config(kept, TurnPolicy(), ThinkingCodec(), AGENT).run_one(kept.task_dir)
     assert (rollout.reward, rollout.rewards, rollout.error) == (reward, {"reward": 1.0}, None)
     assert rollout.turns[-1].reward == reward
     assert ("zero_reward_on_limit" in rollout.metrics) is (reward == 0)
@@ -196,7 +209,7 @@ OWN_LOOPS: dict[str, Any] = {
 def test_what_no_agent_would_heed_is_refused(name: str, tmp_path: Path) -> None:
     config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), sandbox=FAKE, **{name: OWN_LOOPS[name]})
     with pytest.raises(UsageError, match=f"^{name}: for our own loop, and one of Harbor's agents plays"):
-        RolloutInterface.from_config(config, Policy(), ThinkingCodec(), AGENT)
+        RolloutInterface.from_config(config, TurnPolicy(), ThinkingCodec(), AGENT)
 
 
 async def test_a_shipped_task_and_a_directory_that_holds_one(tmp_path: Path) -> None:
@@ -257,7 +270,7 @@ async def test_what_is_lost_has_no_reward_and_its_reason(tmp_path: Path) -> None
         assert words in str(rollout.error)
 
 
-class CutPolicy(Policy):
+class CutPolicy(TurnPolicy):
     """Answer a first request, and none of those after it."""
 
     asked_again: ClassVar[asyncio.Event]
@@ -289,7 +302,7 @@ class CutOncePolicy(CutPolicy):
 
     @override
     async def __call__(self, prompt: Sequence[int]) -> Sample:
-        return await Policy.__call__(self, prompt) if self.is_mended else await super().__call__(prompt)
+        return await TurnPolicy.__call__(self, prompt) if self.is_mended else await super().__call__(prompt)
 
 
 class CutOnceAgent(CutAgent):
@@ -343,7 +356,7 @@ async def test_a_tunnel_that_ends_between_two_requests_leaves_no_reward(tmp_path
     kill = "for it in /proc/[0-9]*; do grep -q serve_sand[b]ox $it/cmdline && kill -9 ${it#/proc/}; done"
     answers = [THOUGHT + tool_call(command=f"{DONE.strip()}; {kill}")]
     agent = AgentConfig(import_path=INNER_AGENT, kwargs={"url": "{gateway_url}"})
-    playing = interface(agent=agent, agent_in_sandbox=True, sandbox="local", sampler=Policy(*answers))
+    playing = interface(agent=agent, agent_in_sandbox=True, sandbox="local", sampler=TurnPolicy(*answers))
     (rollout,) = await playing.run([TaskConfig(path=write_task(tmp_path / "task"))])
     assert (rollout.reward, type(rollout.error)) == (None, AgentFailedError)
     assert rollout.metrics["turns"] == 1
@@ -386,7 +399,7 @@ async def test_a_lost_rollout_is_played_again(tmp_path: Path) -> None:
     async def sampler(prompt: Sequence[int]) -> Sample:
         if next(failures, False):
             raise ConnectionError("once")
-        return await Policy()(prompt)
+        return await TurnPolicy()(prompt)
 
     (rollout,) = await interface(sampler=sampler, max_retries=1).run([TaskConfig(path=write_task(tmp_path / "task"))])
     require_whole(rollout, turns=2)

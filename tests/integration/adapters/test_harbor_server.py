@@ -18,33 +18,19 @@ from harbor_gym.adapters.harbor import HarborServer, RolloutInterface, server_pl
 from harbor_gym.adapters.harbor import server as harbor_server
 from harbor_gym.errors import AgentFailedError, SandboxLostError, SandboxStartError, TaskError, UsageError
 from harbor_gym.gateway import SessionLimits
-from tests.helpers.chats.character_codec import END
 from tests.helpers.engines import find_agent
-from tests.helpers.gateway.clients import ThinkingCodec, tool_call
+from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, tool_call
 from tests.helpers.gateway.harbor_server import KEY, ServerProcess, cable, started
 from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.loopback import on_loopback
 from tests.helpers.paths import ROOT
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
+from tests.helpers.sandboxes.fake_episodes import FAKE, message
 from tests.helpers.tasks import BASE, DONE, write_task
 
 pytestmark = pytest.mark.skipif(VERSION < (0, 26), reason="Harbor has a server since 0.26")
 
-THOUGHT = "<think>\nI plan.\n</think>\n\n"
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
 AGENTS = "tests.helpers.gateway.relayed_agent"
-
-
-class Policy:
-    """Write, declare and confirm, in every conversation by its own count of answers."""
-
-    def __init__(self, *answers: str) -> None:
-        self.answers = [THOUGHT + answer for answer in answers or (message(DONE), COMPLETE, COMPLETE)]
-
-    async def __call__(self, prompt: Sequence[int]) -> Sample:
-        turn = "".join(map(chr, prompt)).count(THOUGHT)
-        tokens = [*map(ord, self.answers[min(turn, len(self.answers) - 1)]), END]
-        return Sample(tokens, [-0.25 * len(prompt)] * len(tokens))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServerProcess]
 
 def interface(url: str, own: str = "RelayedAgent", **settings: Any) -> RolloutInterface:
     given: dict[str, Any] = {
-        "sampler": Policy(),
+        "sampler": TurnPolicy(),
         "codec": ThinkingCodec(),
         "agent": AgentConfig(import_path=f"{AGENTS}:{own}"),
         "sandbox": FAKE,
@@ -66,7 +52,7 @@ def interface(url: str, own: str = "RelayedAgent", **settings: Any) -> RolloutIn
     return RolloutInterface(**given)
 
 
-class BlockingPolicy(Policy):
+class BlockingPolicy(TurnPolicy):
     """Leave the second request of the first conversation without an answer, and answer every other."""
 
     def __init__(self) -> None:
@@ -88,7 +74,7 @@ def task(tmp_path: Path) -> TaskConfig:
     return TaskConfig(path=write_task(tmp_path / "task"))
 
 
-def require_whole(rollout: Rollout, *, turns: int, answers: Sequence[str] = Policy().answers) -> None:
+def require_whole(rollout: Rollout, *, turns: int, answers: Sequence[str] = TurnPolicy().answers) -> None:
     assert (rollout.reward, rollout.end_reason, rollout.error) == (1.0, EndReason.COMPLETED, None)
     (segment,) = rollout.segments
     trained = [token for token, own in zip(segment.completion, segment.mask, strict=True) if own]
@@ -103,7 +89,7 @@ async def test_many_at_once(server: ServerProcess, task: TaskConfig) -> None:
         assert rollout.missing_protections
 
 
-class CountingPolicy(Policy):
+class CountingPolicy(TurnPolicy):
     """Answer the first requests when there are as many as expected; count the most at a time."""
 
     def __init__(self, expected: int) -> None:
@@ -186,7 +172,7 @@ async def test_an_agent_in_the_sandbox_is_recorded_as_in_a_trial_of_this_process
     open_server: ServerProcess, task: TaskConfig, sandbox: str
 ) -> None:
     """It reaches the server over its sandbox's network; in this process, the gateway through a tunnel."""
-    policy = Policy(tool_call(command="pwd; id -un"), tool_call(command=DONE.strip()), "done")
+    policy = TurnPolicy(tool_call(command="pwd; id -un"), tool_call(command=DONE.strip()), "done")
     reaching = {"private_network": True} if sandbox == "local" else {}
     inner = AgentConfig(import_path=INNER_AGENT, kwargs={"url": "{gateway_url}"})
     given: dict[str, Any] = {"sandbox": sandbox, "sampler": policy}
@@ -203,7 +189,7 @@ async def test_an_agent_in_the_sandbox_is_recorded_as_in_a_trial_of_this_process
 async def test_claude_code_unmodified(open_server: ServerProcess, tmp_path: Path) -> None:
     """Its program is the machine's, which is one file."""
     program = find_agent("claude")
-    policy = Policy(tool_call("Bash", command=DONE.strip(), description="write"), "Done.")
+    policy = TurnPolicy(tool_call("Bash", command=DONE.strip(), description="write"), "Done.")
     dockerfile = f"FROM {BASE}\nCOPY claude /usr/local/bin/claude\nWORKDIR /srv\n"
     path = write_task(tmp_path / "task", dockerfile=dockerfile)
     shutil.copy(program, path / "environment/claude")
@@ -221,7 +207,7 @@ async def test_a_configuration_names_the_server_and_the_environment_its_key(
         task_dir=task.path, sandbox=FAKE, sandbox_options=SOLVED, max_turns=9, harbor_server=server.url
     )
     agent = AgentConfig(import_path=f"{AGENTS}:RelayedAgent")
-    playing = RolloutInterface.from_config(config, Policy(), ThinkingCodec(), agent)
+    playing = RolloutInterface.from_config(config, TurnPolicy(), ThinkingCodec(), agent)
     require_whole(await playing.run_one(task.path), turns=2)
     with pytest.raises(UsageError, match="not our own loop"):
         AsyncTerminalGymEnv(config)
@@ -306,7 +292,7 @@ async def test_an_agent_that_fails_on_the_relays_own_refusal_has_no_reward(
 ) -> None:
     """The relay holds 256 requests and refuses others by status 429, of which nobody here hears."""
     agent = AgentConfig(import_path=f"{AGENTS}:CrowdingRelayedAgent", kwargs={"requests": 256})
-    policy = Policy(message("pwd\n"))
+    policy = TurnPolicy(message("pwd\n"))
     (rollout,) = await interface(server.url, agent=agent, sampler=policy).run([task])
     assert (rollout.reward, rollout.metrics["turns"], type(rollout.error)) == (None, 1.0, AgentFailedError)
 

@@ -18,13 +18,11 @@ from harbor_gym.sandboxes import environment_config
 from harbor_gym.types import EndReason, Sample
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.engines import find_agent
-from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call, trained_text
+from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, text_of, tool_call, trained_text
 from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import BASE, DONE, write_task
-
-THOUGHT = "<think>\nI plan.\n</think>\n\n"
 
 
 class Policy:
