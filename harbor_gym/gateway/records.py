@@ -149,13 +149,6 @@ class CallTree:
         """Return the calls of each training sequence, and what they are for."""
         return self._chains_of(self._main_head())
 
-    def sampled_tokens(self) -> Counter[CallKind]:
-        """Return how many tokens were sampled, by what the call was for."""
-        counts = Counter[CallKind]()
-        for chain, kind in self.chains():
-            counts[kind] += sum(len(call.sampled) for call in chain)
-        return counts
-
     def _chains_of(self, main_head: bytes | None) -> list[tuple[list[CallRecord], CallKind]]:
         abandoned = self._abandoned()
         return [(chain, self._kind(chain[0], main_head, abandoned)) for chain in self._chains(abandoned)]

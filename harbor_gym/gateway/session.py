@@ -153,8 +153,11 @@ class Session:
     @property
     def metrics(self) -> dict[str, float]:
         """Numbers for aggregation, as ``gateway/...``."""
-        kinds = Counter(kind for _, kind in self._tree.chains())
-        tokens, durations = self._tree.sampled_tokens(), [call.duration_sec for call in self._tree.calls]
+        kinds, tokens = Counter[CallKind](), Counter[CallKind]()
+        for chain, kind in self._tree.chains():
+            kinds[kind] += 1
+            tokens[kind] += sum(len(call.sampled) for call in chain)
+        durations = [call.duration_sec for call in self._tree.calls]
         numbers = {
             "calls": len(self._tree.calls),
             "segments": kinds[CallKind.MAIN],
