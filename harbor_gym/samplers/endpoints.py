@@ -4,6 +4,9 @@ Clients try again for minutes, which is right for a service under load and wrong
 """
 
 import asyncio
+import os
+import socket
+import ssl
 
 import aiohttp
 
@@ -44,8 +47,20 @@ async def find_silence(base_url: str, *, timeout_sec: float = ANSWER_SEC) -> str
     except aiohttp.ClientConnectorCertificateError as exc:
         why = getattr(exc.certificate_error, "verify_message", "") or exc.certificate_error
         return f"its certificate is not trusted here ({why}): SSL_CERT_FILE=FILE names certificates that are"
-    except (aiohttp.ClientError, ValueError, OSError) as exc:
+    except aiohttp.ClientError as exc:
+        return why_unreachable(exc)
+    except (ValueError, OSError) as exc:
         return str(exc) or type(exc).__name__
+
+
+def why_unreachable(exc: aiohttp.ClientError) -> str:
+    """Return the system's reason where no connection came about, as "Connection refused"; else what aiohttp says."""
+    if isinstance(exc, aiohttp.ClientConnectorError):
+        cause = exc.os_error
+        if cause.errno is None or isinstance(cause, socket.gaierror | ssl.SSLError):  # whose numbers are others
+            return str(cause.strerror or cause)
+        return os.strerror(cause.errno)
+    return " ".join(str(exc).split()) or type(exc).__name__
 
 
 async def require_endpoint(base_url: str) -> None:

@@ -13,6 +13,7 @@ import aiohttp
 
 from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
 from harbor_gym.samplers.attempts import AttemptError, ask_patiently, status_error
+from harbor_gym.samplers.endpoints import why_unreachable
 from harbor_gym.samplers.overflow import is_overflow
 
 _SHOWN_CHARACTERS = 300
@@ -143,7 +144,7 @@ class EngineClient:
         except TimeoutError:
             raise SamplerError(f"{self.url} did not answer within {self._timeout_sec:g} seconds") from None
         except aiohttp.ClientError as exc:
-            raise AttemptError(f"{self.url} can't be reached: {_one_line(str(exc))}") from exc
+            raise AttemptError(f"{self.url} can't be reached: {why_unreachable(exc)}") from exc
 
     def _without_key(self, text: str) -> str:
         """Return text without the key, which some engines repeat where they refuse it."""
