@@ -5,7 +5,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -137,6 +137,14 @@ class ClosedGroup[T]:
     def dropped(self) -> dict[int, DropReason]:
         """Place → why it was dropped."""
         return {place: clock.dropped for place, clock in enumerate(self.clocks) if clock.dropped is not None}
+
+
+def equal_places(keys: Iterable[Hashable]) -> list[list[int]]:
+    """Return the places of equal keys together, in the order of their first ones: the groups of a batch."""
+    places: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return list(places.values())
 
 
 async def play_group[T](

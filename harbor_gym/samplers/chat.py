@@ -4,7 +4,6 @@ Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or 
 """
 
 import asyncio
-import copy
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,8 +176,8 @@ async def run_chat_episode(
             messages[:] = map(dict, origin.messages)
         while True:
             if keep is not None and transcript.turns:
-                turns, chat = tuple(transcript.turns), copy.deepcopy(messages)
-                await keep(replace(await env.snapshot(), turns=turns, messages=tuple(chat)))
+                known = await env.snapshot()
+                await keep(replace(known, turns=tuple(transcript.turns), messages=tuple(messages)))
             result, answer = await _take_turn(env, ask, messages, ends_without_tool_call=ends_without_tool_call)
             if answer is None:
                 transcript.cut = result.reward, result.info

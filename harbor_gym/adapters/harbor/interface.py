@@ -29,7 +29,7 @@ from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
-from harbor_gym.stragglers import EpisodeClock, Stragglers, play_rollouts
+from harbor_gym.stragglers import EpisodeClock, Stragglers, equal_places, play_rollouts
 from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, EndReason, Rollout, Sampler, TrainSegments
 
 MODEL = "policy"
@@ -188,7 +188,18 @@ class RolloutInterface:
         )
 
     async def run_one(self, task_dir: str | Path, *, clock: EpisodeClock | None = None) -> Rollout:
-        """Play one task once, as :meth:`run` does; with ``clock``, as an episode of a group that the caller plays."""
+        """Play one task once, without the interface's ``stragglers``.
+
+        Args:
+            task_dir: The task's directory.
+            clock: Of an episode of a group that the caller plays.
+
+        Returns:
+            As :meth:`run`.
+
+        Raises:
+            TaskError, UsageError: As :meth:`run`.
+        """
         ((task, path),) = await resolve_task_configs([TaskConfig(path=Path(task_dir))])
         async with self._player() as player:
             return await self._play(player, task, path, clock or EpisodeClock())
@@ -248,8 +259,7 @@ class RolloutInterface:
             is_over_sampled = self._stragglers.over_sample > 1
             groups = [list(range(len(resolved)))] if resolved else []
             if is_over_sampled:
-                keys = [task.model_dump_json() for task, _ in resolved]
-                groups = [[place for place, other in enumerate(keys) if other == key] for key in dict.fromkeys(keys)]
+                groups = equal_places(task.model_dump_json() for task, _ in resolved)
             async with task_group() as running:
                 for places in groups:
                     running.create_task(play_places(places))

@@ -13,6 +13,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.rollout import end_word
 from harbor_gym.samplers import BatchSampler
 from harbor_gym.sequences import flatten
+from harbor_gym.stragglers import equal_places
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import Rollout, Sample, TokenSequence
 
@@ -54,7 +55,8 @@ class TerminalRollouts:
             HarborGymError: A task or the configuration is wrong, which no retry can repair.
             UsageError: A prompt is not of the spec's dataset.
         """
-        configs = [self._settings.config_of(_task_index(prompt)) for prompt in prompts]
+        indices = [_task_index(prompt) for prompt in prompts]
+        configs = [self._settings.config_of(index) for index in indices]
         tokenizer = trainer._tokenizer
         codec = HFCodec(tokenizer, None, trainer.eos_token_ids, **trainer.chat_template_kwargs)
         max_tokens = int(trainer.max_completion_length)
@@ -66,8 +68,7 @@ class TerminalRollouts:
 
         sampler = BatchSampler(functools.partial(_generate, trainer))
         stragglers, retries = self._settings.stragglers, self._settings.max_retries
-        indices = [_task_index(prompt) for prompt in prompts]
-        groups = [[place for place, other in enumerate(indices) if other == index] for index in dict.fromkeys(indices)]
+        groups = equal_places(indices)
         makers = [[functools.partial(make, place) for place in places] for places in groups]
         rollouts, dropped = dict[int, Rollout](), dict[int, float]()
         for places, (played, closed) in zip(

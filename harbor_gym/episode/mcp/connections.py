@@ -182,7 +182,7 @@ class HttpConnection(Connection):
 
     def __init__(self, url: str, headers: Mapping[str, str], socket: str) -> None:
         super().__init__()
-        self._url = url
+        self._url = self._endpoint = url
         transport = httpx.AsyncHTTPTransport(uds=socket, verify=urlsplit(url).scheme == "https")
         # Nothing that a server compressed is unpacked here: a small answer could fill this process's memory.
         own = {"Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
@@ -191,7 +191,7 @@ class HttpConnection(Connection):
 
     @override
     async def _exchange(self, message: Message) -> AsyncGenerator[Message]:
-        async with self._posted(self._url, message) as response:
+        async with self._posted(message) as response:
             self._session = response.headers.get("mcp-session-id", self._session)
             if response.headers.get("content-type", "").startswith("text/event-stream"):
                 async for _, data in self._events(response):
@@ -204,7 +204,7 @@ class HttpConnection(Connection):
 
     @override
     async def _send(self, message: Message) -> None:
-        async with self._posted(self._url, message):
+        async with self._posted(message):
             pass
 
     @override
@@ -212,10 +212,10 @@ class HttpConnection(Connection):
         await self._client.aclose()
 
     @contextlib.asynccontextmanager
-    async def _posted(self, url: str, message: Message) -> AsyncGenerator[httpx.Response]:
+    async def _posted(self, message: Message) -> AsyncGenerator[httpx.Response]:
         known = {"mcp-session-id": self._session, "mcp-protocol-version": self._version}
         headers = {"content-type": "application/json", **{name: value for name, value in known.items() if value}}
-        async with self._requested("POST", url, content=_encoded(message), headers=headers) as response:
+        async with self._requested("POST", self._endpoint, content=_encoded(message), headers=headers) as response:
             yield response
 
     @contextlib.asynccontextmanager
@@ -263,7 +263,6 @@ class SseConnection(HttpConnection):
         super().__init__(url, headers, socket)
         self._open = contextlib.AsyncExitStack()
         self._stream: AsyncGenerator[tuple[str, bytes]] | None = None
-        self._endpoint = url
 
     @override
     async def _exchange(self, message: Message) -> AsyncGenerator[Message]:
@@ -282,11 +281,6 @@ class SseConnection(HttpConnection):
                     yield found
         except httpx.HTTPError as exc:
             raise ServerLostError(f"it can't be reached: {exc or type(exc).__name__}") from exc
-
-    @override
-    async def _send(self, message: Message) -> None:
-        async with self._posted(self._endpoint, message):
-            pass
 
     @override
     async def close(self) -> None:
