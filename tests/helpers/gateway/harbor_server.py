@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.helpers.gateway.clients import eventually
 from tests.helpers.hostile.first_words import own_address
+from tests.helpers.loopback import reserved_port
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
 
@@ -24,10 +25,8 @@ KEY = "a-key-of-the-tests"
 class ServerProcess:
     """`harbor serve` on loopback, or on every address of this machine: sandboxes with a network reach it then."""
 
-    def __init__(self, data_dir: Path, *, has_relay: bool = True, is_open: bool = False) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+    def __init__(self, data_dir: Path, port: int, *, has_relay: bool = True, is_open: bool = False) -> None:
+        self.port = port
         self.url = f"http://127.0.0.1:{self.port}"
         reached_at = f"http://{own_address()}:{self.port}" if is_open else self.url
         self._options = ["--host", "0.0.0.0"] if is_open else []
@@ -69,13 +68,15 @@ class ServerProcess:
 
 
 @contextmanager
-def started(process: ServerProcess) -> Generator[ServerProcess]:
+def started(data_dir: Path, *, has_relay: bool = True, is_open: bool = False) -> Generator[ServerProcess]:
     """Run a server while this context is open."""
-    try:
-        process.start()
-        yield process
-    finally:
-        process.stop()
+    with reserved_port() as port:
+        process = ServerProcess(data_dir, port, has_relay=has_relay, is_open=is_open)
+        try:
+            process.start()
+            yield process
+        finally:
+            process.stop()
 
 
 class Cable:

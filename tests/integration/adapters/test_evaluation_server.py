@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 from harbor_gym.embedded.demonstrations import play_in_env
 from harbor_gym.embedded.demonstrator import Demonstrator, Script
 from tests.helpers.engines import require_engine
+from tests.helpers.loopback import reserved_port
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import FAKE, fake_config
 from tests.helpers.tasks import DONE, write_task
@@ -75,28 +75,27 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     task_dir = write_task(folder / "task")
     model = make_model(task_dir, folder / "policy")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     argv = [str(Path(sys.executable).with_name("transformers")), "serve", str(model), "--device", "cpu"]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with (folder / "serve.log").open("w") as log:
-        process = subprocess.Popen(
-            [*argv, "--host", "127.0.0.1", "--port", str(port)], env=env, stdout=log, stderr=log, text=True
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
+    with reserved_port() as port:
+        with (folder / "serve.log").open("w") as log:
+            process = subprocess.Popen(
+                [*argv, "--host", "127.0.0.1", "--port", str(port)], env=env, stdout=log, stderr=log, text=True
+            )
         try:
-            asyncio.run(wait_until_it_answers(process, url))
-        except AssertionError as exc:
-            raise AssertionError((folder / "serve.log").read_text()[-3000:]) from exc
-        yield Served(url, str(model), task_dir)
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            url = f"http://127.0.0.1:{port}"
+            try:
+                asyncio.run(wait_until_it_answers(process, url))
+            except AssertionError as exc:
+                raise AssertionError((folder / "serve.log").read_text()[-3000:]) from exc
+            yield Served(url, str(model), task_dir)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def evaluate(served: Served, output: Path, *arguments: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ AGENTS = "tests.helpers.gateway.relayed_agent"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServerProcess]:
-    with started(ServerProcess(tmp_path_factory.mktemp("server"))) as process:
+    with started(tmp_path_factory.mktemp("server")) as process:
         yield process
 
 
@@ -131,7 +131,7 @@ async def test_no_more_rollouts_are_asked_for_than_the_relay_carries(
 @pytest.fixture(scope="module")
 def open_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServerProcess]:
     """A server that sandboxes reach."""
-    with started(ServerProcess(tmp_path_factory.mktemp("server"), is_open=True)) as process:
+    with started(tmp_path_factory.mktemp("server"), is_open=True) as process:
         yield process
 
 
@@ -309,17 +309,14 @@ async def test_a_server_that_is_started_anew(server: ServerProcess, task: TaskCo
 
 
 async def test_a_server_that_is_gone(task: TaskConfig, tmp_path: Path) -> None:
-    own, policy = ServerProcess(tmp_path / "server"), BlockingPolicy()
-    own.start()
-    try:
+    policy = BlockingPolicy()
+    with started(tmp_path / "server") as own:
         gone = HarborServer(own.url, KEY, lost_after_sec=1)
         playing = asyncio.create_task(interface(own.url, sampler=policy, server=gone).run([task]))
         await policy.asked.wait()
         own.kill()
         (lost,) = await playing
         (refused,) = await interface(own.url, server=gone).run([task])
-    finally:
-        own.kill()
     assert (lost.reward, type(lost.error), len(lost.segments)) == (None, SandboxLostError, 1)
     assert (refused.reward, type(refused.error)) == (None, SandboxStartError)
     assert own.url in str(refused.error)
@@ -347,7 +344,7 @@ async def test_wrong_settings_of_a_server_are_told_at_the_start(
     with pytest.raises(UsageError, match=r"refuses the rollout: .*override"):
         await interface(server.url, agent=AgentConfig(name="oracle")).run([task])
     with (
-        started(ServerProcess(tmp_path / "server", has_relay=False)) as bare,
+        started(tmp_path / "server", has_relay=False) as bare,
         pytest.raises(UsageError, match="start it with --relay-url"),
     ):
         await interface(bare.url).run([task])

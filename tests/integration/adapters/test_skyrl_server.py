@@ -8,7 +8,7 @@ import pytest
 from harbor_gym import Sample
 from harbor_gym._runtime.harbor_versions import VERSION
 from harbor_gym.errors import UsageError
-from tests.helpers.gateway.harbor_server import KEY, ServerProcess, started
+from tests.helpers.gateway.harbor_server import KEY, started
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.skyrl.batches import make_generator, make_input
 from tests.helpers.skyrl.engine import SamplerEngine, byte_level_tokenizer
@@ -29,7 +29,7 @@ async def solve(prompt: Sequence[int]) -> Sample:
 async def test_an_agents_episodes_run_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARBOR_API_KEY", KEY)
     task = write_task(tmp_path / "task")
-    with started(ServerProcess(tmp_path / "server")) as server:
+    with started(tmp_path / "server") as server:
         own = {**AGENT, "harbor_server": server.url, "sandbox_options": {"solved_when": {"/srv/answer": "done"}}}
         engine = SamplerEngine(solve)
         batch, _ = make_input(task, size=2)

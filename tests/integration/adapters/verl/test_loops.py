@@ -9,7 +9,7 @@ from harbor_gym import Sample
 from harbor_gym._runtime.harbor_versions import VERSION
 from harbor_gym.errors import SamplerError, UsageError
 from tests.contract.players.episode import VANISH, Script
-from tests.helpers.gateway.harbor_server import KEY, ServerProcess, started
+from tests.helpers.gateway.harbor_server import KEY, started
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
 
@@ -126,7 +126,7 @@ async def test_an_agents_episodes_run_on_harbors_server(
     own = {"sandbox": FAKE, "sandbox_options": OPTIONS, "agent": agent, "max_answer_tokens": 500}
     loop = {"name": "agent", "_target_": "harbor_gym.adapters.verl.HarborAgentLoop", **own}
     servers = SamplerServers(SOLVED)
-    with started(ServerProcess(tmp_path / "server")) as server:
+    with started(tmp_path / "server") as server:
         config = verl_config(tmp_path, [{**loop, "harbor_server": server.url}])
         output = await play(config, servers, make_batch(task, "agent", size=2))
     assert output.batch["rm_scores"].sum(dim=-1).tolist() == [1.0, 1.0]
