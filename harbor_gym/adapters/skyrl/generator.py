@@ -21,17 +21,16 @@ from skyrl.train.generators.base import (
 from skyrl.train.generators.utils import build_vllm_cache_salt, get_custom_chat_template, get_rollout_metrics
 
 from harbor_gym._runtime.task_groups import task_group
-from harbor_gym.adapters.harbor import HarborServer, RolloutInterface, Strategy
+from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows, summarise
-from harbor_gym.adapters.skyrl.settings import HarborSettings, agent_config, check_settings
+from harbor_gym.adapters.skyrl.settings import HarborSettings, check_settings
 from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import ContextOverflowError, HarborGymError, SamplerError, UsageError
-from harbor_gym.gateway import SessionLimits
 from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.samplers.statuses import settings_error
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
-from harbor_gym.types import Sample, TrainSegments
+from harbor_gym.types import Sample
 
 
 class Engine(Protocol):
@@ -75,14 +74,12 @@ class HarborTerminalGenerator(GeneratorInterface):
         settings: HarborSettings | None = None,
         policy_model_name: str | None = None,
     ) -> None:
-        self._cfg, self._settings = generator_cfg, settings or HarborSettings()
-        check_settings(self._settings, generator_cfg)
+        self._cfg, self._settings = generator_cfg, check_settings(settings or HarborSettings(), generator_cfg)
         if self._settings.harbor_server is None:
             preflight(environment_config(self._settings.sandbox, options=self._settings.sandbox_options))
         template = get_custom_chat_template(generator_cfg.chat_template)
         self._codec = HFCodec(tokenizer, template, **generator_cfg.chat_template_kwargs)
         self._engine, self._model = inference_engine_client, policy_model_name
-        self._agent = agent_config(self._settings)
         self._filler_token = int(tokenizer.eos_token_id)
         self._slots = asyncio.Semaphore(self._settings.n_concurrent)
         self._lost_calls = 0
@@ -146,30 +143,15 @@ class HarborTerminalGenerator(GeneratorInterface):
         return Trajectory(group, trajectory_id, rollout, time.monotonic() - started, sampler.seconds)
 
     def _interface(self, sampler: "_EngineSampler", params: Mapping[str, Any] | None) -> RolloutInterface:
-        own, max_tokens = self._settings, self._max_tokens(params)
-        input_length = self._cfg.max_input_length
+        max_tokens, input_length = self._max_tokens(params), self._cfg.max_input_length
         assert input_length is not None
-        return RolloutInterface(
-            sampler=sampler,
-            codec=self._codec,
-            agent=self._agent,
-            strategy=Strategy.ENV if self._agent is None else Strategy.GATEWAY,
-            sandbox=own.sandbox,
-            sandbox_options=own.sandbox_options,
-            limits=SessionLimits(
-                max_turns=self._cfg.max_turns,
-                time_limit_sec=own.time_limit_sec,
-                max_context_tokens=input_length + max_tokens,
-                max_answer_tokens=max_tokens,
-            ),
-            env_settings=own.env,
-            max_retries=own.max_retries,
-            train_segments=cast("TrainSegments", own.train_segments),
-            reward_key=own.reward_key,
-            reward_function=own.reward_function,
-            zero_reward_on_limit=own.zero_reward_on_limit,
-            server=None if own.harbor_server is None else HarborServer(own.harbor_server),
-            trials_dir=None if own.trials_dir is None else Path(own.trials_dir),
+        return self._settings.interface(
+            sampler,
+            self._codec,
+            train_segments=self._settings.train_segments,
+            max_turns=self._cfg.max_turns,
+            max_context_tokens=input_length + max_tokens,
+            max_answer_tokens=max_tokens,
         )
 
     def _max_tokens(self, params: Mapping[str, Any] | None) -> int:

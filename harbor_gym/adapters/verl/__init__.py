@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.verl.dataset import write_dataset as write_dataset
     from harbor_gym.adapters.verl.loops import HarborAgentLoop as HarborAgentLoop
     from harbor_gym.adapters.verl.loops import HarborTerminalLoop as HarborTerminalLoop
-    from harbor_gym.adapters.verl.settings import AgentLoopSettings as AgentLoopSettings
-    from harbor_gym.adapters.verl.settings import TerminalLoopSettings as TerminalLoopSettings
+    from harbor_gym.adapters.verl.settings import LoopSettings as LoopSettings
 
 __getattr__, __dir__ = lazy_names(__name__, __file__, requires=("verl", "pyarrow"), install='"harbor-gym[verl]"')

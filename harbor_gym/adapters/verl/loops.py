@@ -10,13 +10,12 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from harbor_gym.adapters.harbor import HarborServer, RolloutInterface, Strategy
+from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.verl.sampler import ServerSampler
-from harbor_gym.adapters.verl.settings import AgentLoopSettings, LoopSettings, TerminalLoopSettings
+from harbor_gym.adapters.verl.settings import LoopSettings
 from harbor_gym.codecs import HFCodec
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
-from harbor_gym.gateway import SessionLimits
 from harbor_gym.types import Rollout
 
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -26,7 +25,8 @@ _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 class _HarborLoop(AgentLoopBase):
     """What both loops share."""
 
-    _settings_type: ClassVar[type[LoopSettings]]
+    _default_agent: ClassVar[str | None] = None
+    """None: the loop takes no agent."""
 
     def __init__(
         self,
@@ -45,7 +45,10 @@ class _HarborLoop(AgentLoopBase):
         )
         self._tokenizer: Any = tokenizer
         entries: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-        self.settings = self._settings_type.read({name: value for name, value in entries.items() if name != "name"})
+        section = f"the agent loop {entries.pop('name', type(self).__name__)}"
+        if self._default_agent is None and entries.get("agent") is not None:
+            raise UsageError(f"{section}: agent is for HarborAgentLoop, and this is {type(self).__name__}")
+        self.settings = LoopSettings.read({"agent": self._default_agent, **entries}, section)
         if self.settings.max_answer_tokens > self.rollout_config.response_length:
             raise UsageError(
                 f"max_answer_tokens is {self.settings.max_answer_tokens}, more than rollout.response_length, "
@@ -94,28 +97,16 @@ class _HarborLoop(AgentLoopBase):
         return self._output(rollout, sampler, seconds, kwargs.get("global_steps"))
 
     def _interface(self, sampler: ServerSampler, codec: HFCodec) -> RolloutInterface:
-        raise NotImplementedError
-
-    def _shared(self) -> dict[str, Any]:
-        """Return the arguments of the interface that do not depend on the loop."""
-        own, rollout = self.settings, self.rollout_config
+        rollout = self.rollout_config
         turns = rollout.multi_turn.get("max_assistant_turns") or TerminalEnvConfig.model_fields["max_turns"].default
         window = rollout.prompt_length + rollout.response_length
-        return {
-            "sandbox": own.sandbox,
-            "sandbox_options": own.sandbox_options,
-            "limits": SessionLimits(
-                max_turns=turns,
-                time_limit_sec=own.time_limit_sec,
-                max_context_tokens=min(window, rollout.get("max_model_len") or window),
-                max_answer_tokens=own.max_answer_tokens,
-            ),
-            "max_retries": own.max_retries,
-            "reward_key": own.reward_key,
-            "reward_function": own.reward_function,
-            "zero_reward_on_limit": own.zero_reward_on_limit,
-            "trials_dir": own.trials_dir,
-        }
+        return self.settings.interface(
+            sampler,
+            codec,
+            max_turns=turns,
+            max_context_tokens=min(window, rollout.get("max_model_len") or window),
+            max_answer_tokens=self.settings.max_answer_tokens,
+        )
 
     def _output(
         self, rollout: Rollout, sampler: ServerSampler, seconds: float, global_steps: int | None
@@ -158,31 +149,10 @@ class _HarborLoop(AgentLoopBase):
 
 
 class HarborTerminalLoop(_HarborLoop):
-    """Our own loop: the policy writes messages in ``env.action_format``. Settings: :class:`TerminalLoopSettings`."""
-
-    _settings_type = TerminalLoopSettings
-    settings: TerminalLoopSettings
-
-    @override
-    def _interface(self, sampler: ServerSampler, codec: HFCodec) -> RolloutInterface:
-        return RolloutInterface(
-            sampler=sampler, codec=codec, strategy=Strategy.ENV, env_settings=self.settings.env, **self._shared()
-        )
+    """Our own loop: the policy writes messages in ``env.action_format``. Settings: :class:`LoopSettings`."""
 
 
 class HarborAgentLoop(_HarborLoop):
-    """Any agent of Harbor's, which speaks to the gateway. Settings: :class:`AgentLoopSettings`."""
+    """Any agent of Harbor's, which speaks to the gateway. Settings: :class:`LoopSettings`."""
 
-    _settings_type = AgentLoopSettings
-    settings: AgentLoopSettings
-
-    @override
-    def _interface(self, sampler: ServerSampler, codec: HFCodec) -> RolloutInterface:
-        server = self.settings.harbor_server
-        return RolloutInterface(
-            sampler=sampler,
-            codec=codec,
-            agent=self.settings.agent_config(),
-            server=None if server is None else HarborServer(server),
-            **self._shared(),
-        )
+    _default_agent = "terminus-2"

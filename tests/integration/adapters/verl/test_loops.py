@@ -101,6 +101,7 @@ async def test_a_lost_episode_is_no_row(task: Path, tmp_path: Path) -> None:
         ({"sandbx": "local"}, "sandbx"),
         ({"max_answer_tokens": 20_000}, "more than rollout.response_length, 12000"),
         ({"env": {"no_such_field": 1}}, "no_such_field"),
+        ({"agent": "terminus-2"}, "agent is for HarborAgentLoop"),
     ],
 )
 async def test_settings_that_can_not_be_used(
