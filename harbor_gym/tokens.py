@@ -71,10 +71,10 @@ class TokenTerminalEnv:
 
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset` does.
-            UsageError: The snapshot of ``start_from`` has no tokens: :meth:`snapshot` of this class makes one with.
+            UsageError: ``start_from`` has no tokens, as one of a policy in text, or those of another tokenizer.
         """
         self.transcript = Transcript(system_prompt=prompts.system_message(self.env.config))
-        origin = self._origin or await asyncio.to_thread(_read_origin, self.env.config)
+        origin = self._origin or await asyncio.to_thread(_read_origin, self.env.config, self._codec)
         screen, info = await self.env.reset()
         self.transcript.settings = settings_of(self.env.config)
         if origin is not None:
@@ -86,7 +86,7 @@ class TokenTerminalEnv:
         self._off_template_turns = 0
         self._shown = opening.first
         messages = cast("list[ChatMessage]", opening.messages)
-        self._prompt = await asyncio.to_thread(self._codec.prompt, messages)
+        self._prompt = self.transcript.tokens = await asyncio.to_thread(self._codec.prompt, messages)
         return await self._first_step(info)
 
     async def snapshot(self) -> Snapshot:
@@ -174,6 +174,7 @@ class TokenTerminalEnv:
             self.transcript.final_observation = shown_next
         else:
             self._prompt, self._shown, self._shown_at = list(step.observation), shown_next, time.monotonic()
+            self.transcript.tokens = self._prompt
         return step
 
     async def truncate(self, reason: EndReason) -> TokenStep:
@@ -237,14 +238,28 @@ def _joined(reward: float, info: EpisodeInfo, ended: TokenStep) -> TokenStep:
     return TokenStep([], reward + ended.reward, True, {**info, **ended.info, "metrics": metrics})
 
 
-def _read_origin(config: object) -> Snapshot | None:
+def _read_origin(config: object, codec: ChatCodec) -> Snapshot | None:
     """Return the snapshot at which a configuration's episodes begin; None where they begin with the task."""
     snapshot = read_start(getattr(config, "start_from", None))
     if snapshot is None:
         return None
     if snapshot.tokens is None:
         raise UsageError(
-            "start_from: the snapshot has no tokens, and an episode's text is never tokenised again: make it with "
-            "TokenTerminalEnv.snapshot()"
+            "start_from: the episode's tokens are not kept, and its text is never tokenised again: take one that a "
+            "policy in tokens played, by its transcript or by TokenTerminalEnv.snapshot()"
         )
+    for number, turn in enumerate(snapshot.turns, start=1):
+        end = turn.prompt_tokens + turn.sampled_tokens
+        if not _reads_as(codec, snapshot.tokens[turn.prompt_tokens : end], turn.action):
+            raise UsageError(
+                f"start_from: the tokens of turn {number} do not read as its answer: another model's tokenizer or "
+                "renderer wrote them, and this policy can't go on from them"
+            )
     return snapshot
+
+
+def _reads_as(codec: ChatCodec, sampled: Sequence[int], answer: str) -> bool:
+    try:
+        return codec.text(sampled) == answer
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # a token that the vocabulary has not
+        return False

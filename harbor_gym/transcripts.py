@@ -4,12 +4,12 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from harbor_gym._runtime.files import replace_text, why_unreadable
-from harbor_gym._runtime.json_files import read_document
+from harbor_gym._runtime.files import naming, replace_text, why_unreadable
+from harbor_gym._runtime.json_files import read_grown
 from harbor_gym.errors import UsageError
 from harbor_gym.types import Command, EndReason, EpisodeInfo, Transcript, Turn
 
@@ -81,6 +81,7 @@ def write_transcript(
         "seconds": round(time.time() - transcript.started, 3),
         "turns": [_turn(turn) for turn in transcript.turns],
         "final_observation": transcript.final_observation,
+        **({} if transcript.tokens is None else {"tokens": write_tokens(transcript.tokens)}),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
@@ -89,23 +90,76 @@ def write_transcript(
 def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
     """Return an episode that :func:`write_transcript` wrote, and the whole document.
 
+    The turns that :func:`append_turns` wrote behind the document are in both.
+
     Raises:
         UsageError: The file can't be read, or is no transcript of this version.
     """
     remedy = "name the transcript of an episode, or a snapshot"
     try:
-        document = read_document(path, remedy=remedy)
+        document, added = read_grown(path, remedy=remedy)
         if document.get("format") != TRANSCRIPT_FORMAT:
             raise UsageError(f"{path} has not the format {TRANSCRIPT_FORMAT} of a transcript: {remedy}")
+        for line in added:
+            _extend(document, line)
         turns = [_read_turn(number, turn) for number, turn in enumerate(document["turns"], start=1)]
         transcript = Transcript(turns, document["final_observation"], document["started"], document["system_prompt"])
         transcript.settings = document.get("settings")
+        transcript.tokens = read_tokens(document["tokens"]) if "tokens" in document else None
         transcript.start_info = cast("EpisodeInfo", {"turn": 0, "metrics": {}, **document["start"]})
+    except UsageError:
+        raise
     except OSError as exc:
         raise UsageError(f"{path} can't be read: {why_unreadable(exc)}: {remedy}") from exc
-    except (KeyError, TypeError, AttributeError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(f"{path} is no whole transcript, {exc!r}: {remedy}") from exc
     return transcript, document
+
+
+def append_turns(
+    path: Path, transcript: Transcript, *, after: Transcript, messages: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Append to a transcript, as one line, the turns that it lacks. A line that is cut by a kill is not read.
+
+    Args:
+        path: What :func:`write_transcript` wrote, with the lines of earlier calls.
+        transcript: The episode.
+        after: The episode as the file has it.
+        messages: What the chat of a snapshot (``snapshot.messages`` in the document) has since.
+    """
+    added: dict[str, Any] = {
+        "turns": [_turn(turn) for turn in transcript.turns[len(after.turns) :]],
+        "final_observation": transcript.final_observation,
+    }
+    if transcript.tokens is not None:
+        added["tokens"] = write_tokens(transcript.tokens[len(after.tokens or ()) :])
+    if messages:
+        added["messages"] = messages
+    with naming(path), path.open("a", encoding="ascii") as file:
+        file.write("\n" + json.dumps(added))
+
+
+def _extend(document: dict[str, Any], added: Mapping[str, Any]) -> None:
+    document["turns"] += added["turns"]
+    document["final_observation"] = added["final_observation"]
+    if "tokens" in added:
+        document["tokens"] += " " + added["tokens"]
+    if "messages" in added:
+        document["snapshot"]["messages"] += added["messages"]
+
+
+def write_tokens(tokens: Iterable[int]) -> str:
+    """Return token ids as a document has them: numbers with spaces between them, on one line."""
+    return " ".join(map(str, tokens))
+
+
+def read_tokens(text: str) -> list[int]:
+    """Return what :func:`write_tokens` wrote.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    return [int(token) for token in text.split()]
 
 
 def add_logprobs(path: Path, logprobs: Sequence[Sequence[float] | None]) -> None:

@@ -519,6 +519,9 @@ class Transcript:
     cut: tuple[float, EpisodeInfo] | None = None
     """Reward and info of an end that followed no answer: the next prompt did not fit."""
 
+    tokens: Sequence[int] | None = None
+    """The last prompt, token ids, where a policy in tokens played. The one of each turn is its beginning."""
+
     @property
     def reward(self) -> float:
         """What the episode's transitions were paid, in all."""

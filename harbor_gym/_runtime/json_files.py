@@ -47,6 +47,31 @@ def read_lines(path: Path, *, remedy: str, mends: bool = False) -> list[dict[str
     return [_object(path, line, remedy, f"line {number}") for number, line in numbered]
 
 
+def read_grown(path: Path, *, remedy: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the JSON object that a file begins with, and those on lines of their own behind it.
+
+    A last line that is cut, as by a kill, is left out.
+
+    Args:
+        path: The file.
+        remedy: What a reader of the error can do.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UsageError: It can't be read, or holds something else.
+    """
+    text = _text(path, remedy)
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        end = len(text)
+    lines = [line for line in text[end:].split("\n") if line]
+    if lines and not _is_json(lines[-1]):
+        lines.pop()
+    added = [_object(path, line, remedy, f"line {number} behind its object") for number, line in enumerate(lines, 1)]
+    return _object(path, text[:end], remedy), added
+
+
 def object_or_empty(path: Path, *, first_line: bool = False) -> dict[str, Any]:
     """Return the JSON object that a file, or its first line, holds; an empty one where there is none to be read."""
     with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pydantic import ValidationError
 
 from harbor_gym.errors import UsageError
-from harbor_gym.transcripts import read_transcript, write_transcript
+from harbor_gym.transcripts import append_turns, read_transcript, write_transcript
 from harbor_gym.types import EpisodeInfo, Transcript, Turn
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SNAPSHOT_FORMAT = 1
 """Version of what a snapshot's file has beside an episode's transcript."""
 
-_OWN = ("task_digest", "seed", "tokens", "messages")
+_OWN = ("task_digest", "seed", "messages")
 """The fields that a snapshot's file has beside a transcript's."""
 
 
@@ -62,7 +62,11 @@ class Snapshot:
     def transcript(self) -> Transcript:
         """A new transcript of the episode so far."""
         return Transcript(
-            list(self.turns), self.observation, start_info=self.start_info, settings=settings_of(self.config)
+            list(self.turns),
+            self.observation,
+            start_info=self.start_info,
+            settings=settings_of(self.config),
+            tokens=self.tokens,
         )
 
     def at(self, turn: int) -> Self:
@@ -97,7 +101,7 @@ class Snapshot:
         """Read a snapshot, or an episode's transcript as one: before the turn that ended it.
 
         Args:
-            path: What :meth:`write` wrote, or an ``.json`` of a run's folder ``transcripts``.
+            path: What :meth:`write` or :class:`SnapshotFile` wrote, or an ``.json`` of a run's folder ``transcripts``.
 
         Raises:
             UsageError: The file can't be read, is no snapshot, or one of another version.
@@ -114,7 +118,7 @@ class Snapshot:
             known = TerminalEnvConfig.model_validate(transcript.settings)
         except ValidationError as exc:
             raise UsageError(f"{path}: its configuration does not fit this version: {describe_problems(exc)}") from exc
-        tokens, messages = own.get("tokens"), own.get("messages")
+        messages, tokens = own.get("messages"), transcript.tokens or own.get("tokens")  # where older files have them
         read = cls(
             config=known,
             turns=tuple(transcript.turns),
@@ -126,6 +130,32 @@ class Snapshot:
             messages=None if messages is None else tuple(messages),
         )
         return read.at(read.turn - 1) if document.get("end_reason") and read.turns else read
+
+
+class SnapshotFile:
+    """A running episode on disk: :meth:`Snapshot.read` reads what was kept last, also after a kill in the middle.
+
+    Args:
+        path: The file; its folder is made if need be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept: Snapshot | None = None
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Write an episode's snapshot; of a later one, append only what it has since.
+
+        Raises:
+            UsageError: As :meth:`Snapshot.write`.
+        """
+        kept, self._kept = self._kept, None  # behind a failed write the next one is whole
+        if kept is None:
+            snapshot.write(self._path)
+        else:
+            said = (snapshot.messages or ())[len(kept.messages or ()) :]
+            append_turns(self._path, snapshot.transcript, after=kept.transcript, messages=said)
+        self._kept = snapshot
 
 
 type KeepSnapshot = Callable[[Snapshot], Awaitable[None]]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import Snapshot, TerminalEnvConfig
-from harbor_gym.config.snapshot import KeepSnapshot
+from harbor_gym.config.snapshot import KeepSnapshot, SnapshotFile
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import ForkDivergedError, HarborGymError, UsageError
@@ -173,19 +173,24 @@ async def play_recorded(
 async def _play_on(config: TerminalEnvConfig, play: Play, kept: Path, start: Snapshot | None) -> Rollout:
     """Play an episode, from where it was kept if it can go on from there, and keep it."""
 
-    async def keep(snapshot: Snapshot) -> None:
-        with contextlib.suppress(UsageError):  # a configuration that JSON can't hold
-            await asyncio.to_thread(snapshot.write, kept)
+    def keeping() -> KeepSnapshot:
+        file = SnapshotFile(kept)
+
+        async def keep(snapshot: Snapshot) -> None:
+            with contextlib.suppress(UsageError):  # a configuration that JSON can't hold
+                await asyncio.to_thread(file.keep, snapshot)
+
+        return keep
 
     if start is not None:
         try:
-            rollout = await play(config.model_copy(update={"start_from": start}), keep)
+            rollout = await play(config.model_copy(update={"start_from": start}), keeping())
             if not isinstance(rollout.error, ForkDivergedError):
                 return rollout
             _log_anew(kept, rollout.error)
         except UsageError as exc:  # as where its task has changed
             _log_anew(kept, exc)
-    return await play(config, keep)
+    return await play(config, keeping())
 
 
 def _read_kept(path: Path) -> Snapshot | None:

@@ -140,6 +140,7 @@ def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
             document = json.loads(file.read())
         if isinstance(document, dict) and isinstance(document.get("turns"), list):
             settings = document.pop("settings", None)  # paths of this machine, which a page may leave
+            document.pop("tokens", None)
             can_be_played = isinstance(settings, dict) and settings.get("action_format") == ActionFormat.TERMINUS_JSON
             return {**document, **_place(path, run_dir, document), "can_be_played": can_be_played}
     return None

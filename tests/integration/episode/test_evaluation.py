@@ -1,6 +1,7 @@
 """Evaluations: the estimates are right, infrastructure never counts as the policy, and nothing runs unbounded."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,6 +103,20 @@ async def test_an_interrupted_episode_of_a_token_policy_goes_on_token_by_token(t
     assert (result.reward, result.turns, result.prompt_tokens) == (1.0, 3, len(prompts[2]))
     assert result.sampled_tokens > len(prompts[2]) - len(prompts[1]), "those of the first part count"
     assert not list(tmp_path.rglob("*.snapshot"))  # noqa: ASYNC240
+
+
+async def test_an_episode_under_way_grows_on_disk_by_its_last_turn_alone(tmp_path: Path) -> None:
+    kept: list[bytes] = []
+
+    async def work(prompt: Sequence[int]) -> Sample:
+        kept.extend(path.read_bytes() for path in tmp_path.rglob("*.snapshot"))  # noqa: ASYNC240
+        return answer(["pwd\n"], complete=list(prompt).count(ASK) == 12)
+
+    await evaluate([task(tmp_path / "task")], player(work, transcripts_dir=tmp_path), episodes=1)
+    assert len(kept) == 11
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(kept))
+    lines = [len(later) - len(earlier) for earlier, later in itertools.pairwise(kept)]
+    assert max(lines) - min(lines) < 100, "a turn costs the same however many there were"
 
 
 async def test_the_window_that_the_engine_tells_ends_an_episode(tmp_path: Path) -> None:

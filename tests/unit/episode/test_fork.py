@@ -1,6 +1,7 @@
 """Copies of a running episode by replay, in memory."""
 
 import asyncio
+import itertools
 import json
 import pickle
 from collections.abc import AsyncGenerator
@@ -24,6 +25,7 @@ from harbor_gym import (
     run_episode,
 )
 from harbor_gym.config import snapshot as snapshot_module
+from harbor_gym.config.snapshot import SnapshotFile
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.pool import WarmPool
 from harbor_gym.report import summaries
@@ -447,7 +449,7 @@ async def test_a_snapshot_with_tokens_goes_on_from_disk(tmp_path: Path) -> None:
     assert (await earlier.reset()).observation == first
     await earlier.close()
     without = TerminalEnvConfig.model_validate({"start_from": replace(read, tokens=None)})
-    with pytest.raises(UsageError, match="has no tokens"):
+    with pytest.raises(UsageError, match="the episode's tokens are not kept"):
         await token_env(without).reset()
     assert not Counted.running
 
@@ -489,18 +491,97 @@ async def test_an_episodes_transcript_is_a_snapshot_before_its_last_turn(tmp_pat
     path = tmp_path / "run" / "transcripts" / "test" / "episode_001.json"
     write_transcript(path, rollout.transcript, labels={})
     snapshot = Snapshot.read(path)
-    assert (snapshot.turn, snapshot.tokens) == (2, None)
+    assert snapshot.turn == 2
     for turn in (2, 1, 0):
         start = TerminalEnvConfig.model_validate({"start_from": snapshot.at(turn)})
         async with AsyncTerminalGymEnv(start) as later:
             assert (await later.reset())[1]["turn"] == turn
             end = await later.step(COMPLETE)
             assert end.reward == (1.0 if turn else 0.0)
-    assert "settings" not in (summaries.read_transcript(path, tmp_path / "run") or {"settings": ""})
+        in_tokens = token_env(start)
+        assert (await in_tokens.reset()).observation == rollout.transitions[turn].prompt, "token by token"
+        await in_tokens.close()
+    shown = summaries.read_transcript(path, tmp_path / "run")
+    assert shown is not None
+    assert not {"settings", "tokens"} & set(shown)
     document = json.loads(path.read_text())
+    older = {name: value for name, value in document.items() if name != "tokens"}
+    path.write_text(json.dumps(older))
+    start = TerminalEnvConfig.model_validate({"start_from": path})
+    async with AsyncTerminalGymEnv(start) as later:
+        assert (await later.reset())[1]["turn"] == 2
+    with pytest.raises(UsageError, match="the episode's tokens are not kept"):
+        await token_env(start).reset()
     path.write_text(json.dumps({**document, "settings": None}))
     with pytest.raises(UsageError, match="does not tell its episode's configuration"):
         Snapshot.read(path)
+
+
+@pytest.mark.parametrize("end", [EndReason.BATCH_DEADLINE, EndReason.MAX_TOKENS, EndReason.CONTEXT_OVERFLOW])
+async def test_a_cut_episode_goes_on_from_the_prompt_of_its_last_answer(tmp_path: Path, end: EndReason) -> None:
+    env = token_env(config_of(tmp_path))
+    await env.reset()
+    prompt = (await env.step(said(message("echo one > a\n")))).observation
+    if end is EndReason.MAX_TOKENS:
+        await env.step(said(message("cat a\n")), stop_reason="length")
+    elif end is EndReason.CONTEXT_OVERFLOW:
+        env.limit_context(len(prompt) + 100)
+        assert (await env.step(said(message("cat a\n")))).done
+    else:
+        await env.step(said(message("cat a\n")))
+        await env.truncate(end)
+    await env.close()
+    path = tmp_path / "episode.json"
+    write_transcript(path, env.transcript, labels={})
+    later = token_env(TerminalEnvConfig.model_validate({"start_from": path}))
+    assert (await later.reset()).observation == prompt
+    await later.close()
+
+
+async def test_another_models_tokens_are_refused(tmp_path: Path) -> None:
+    class Shifted(Marking):
+        """Has another number for each letter."""
+
+        @override
+        def text(self, sampled: Any) -> str:
+            return super().text([token + self.shift if token < 10**6 else token for token in sampled])
+
+        shift = 1
+
+    env = token_env(config_of(tmp_path))
+    await env.reset()
+    await env.step(said(message("echo one > a\n")))
+    start = TerminalEnvConfig.model_validate({"start_from": await env.snapshot()})
+    await env.close()
+    for Shifted.shift in (1, -1000):  # the second leads out of what it can read
+        with pytest.raises(UsageError, match="tokens of turn 1 do not read as its answer"):
+            await TokenTerminalEnv(AsyncTerminalGymEnv(start), Shifted(), max_tokens=100).reset()
+    assert Counted.started == 1
+
+
+async def test_an_episode_is_kept_turn_by_turn_and_read_where_a_kill_cut_it(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "episode.snapshot"
+    env, file, known = token_env(config_of(tmp_path)), SnapshotFile(path), list[tuple[Snapshot, bytes]]()
+    await env.reset()
+    for number, text in enumerate(("echo 'one ü \u2028' > a\n", "cat a\n", "pwd\n"), start=1):
+        await env.step(said(message(text)), version=number)
+        chat = tuple({"role": "user", "content": f"{turn} ü"} for turn in range(2 * number))
+        snapshot = replace(await env.snapshot(), messages=chat)
+        file.keep(snapshot)
+        known.append((snapshot, path.read_bytes()))
+    await env.close()
+    for (earlier, before), (later, after) in itertools.pairwise(known):
+        assert after.startswith(before), "nothing is written anew"
+        for cut in range(len(before), len(after) + 1):
+            path.write_bytes(after[:cut])
+            read, kept = Snapshot.read(path), later if cut == len(after) else earlier
+            assert (read.tokens, read.messages, read.observation) == (kept.tokens, kept.messages, kept.observation)
+            assert [(turn.action, turn.version) for turn in read.turns] == [
+                (turn.action, turn.version) for turn in kept.turns
+            ]
+    file = SnapshotFile(path)
+    file.keep(known[0][0])
+    assert Snapshot.read(path).turn == 1, "another attempt begins the file anew"
 
 
 class Costly(TerminalEnvWrapper):
