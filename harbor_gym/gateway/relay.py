@@ -13,6 +13,7 @@ import contextlib
 import io
 import json
 import logging
+import weakref
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,6 +46,10 @@ _WRONG_SETTINGS[403] = "it has no inference relay: start it with --relay-url"
 
 logger = logging.getLogger(__name__)
 
+_reached: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
+"""The servers that have taken a connection, each with what authenticated. A refusal that comes later, such as a proxy's
+while the server is started anew, says nothing about the settings."""
+
 
 @dataclass(frozen=True)
 class RelayAddress:
@@ -73,13 +78,15 @@ class RelayLink:
         """Where the gateway serves the session."""
         self._session, self._relay = session, relay
         self._connected = asyncio.Event()
+        self._reached = _reached.setdefault(asyncio.get_running_loop(), set())
+        self._server = (relay.url, *relay.headers.values())
         self._failure = ""
 
     async def run(self) -> None:
         """Stay connected until cancelled.
 
         Raises:
-            UsageError: The server takes no connection with these settings.
+            UsageError: The server takes no connection with these settings, and has never taken one.
         """
         wait = _FIRST_WAIT_SEC
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_LONGEST_WAIT_SEC)
@@ -89,7 +96,7 @@ class RelayLink:
                     await self._connect(client)
                     wait = _FIRST_WAIT_SEC
                 except aiohttp.WSServerHandshakeError as exc:
-                    if (why := _WRONG_SETTINGS.get(exc.status)) is not None:
+                    if self._server not in self._reached and (why := _WRONG_SETTINGS.get(exc.status)) is not None:
                         raise UsageError(f"Harbor's server at {self._relay.url} can't be used: {why}") from None
                     self._failure = f"it answered with status {exc.status}"  # 409 until it misses a lost connection
                 except (aiohttp.ClientError, OSError) as exc:
@@ -124,6 +131,7 @@ class RelayLink:
         ) as socket:
             self.reconnects += self._connected.is_set()
             self._connected.set()
+            self._reached.add(self._server)
             await _Connection(self, socket, client).serve()
         # Nobody knows whether the last answer arrived. An agent that makes no further request has lost its policy.
         self.mark_undelivered()

@@ -31,6 +31,9 @@ MAX_ROLLOUTS = 256
 
 _DONE = ("finished", "cancelled")
 
+_NOT_HARBORS = "HTTPError"
+"""How Harbor's client names an error whose answer is not in the form of Harbor's server."""
+
 logger = logging.getLogger(__name__)
 
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
@@ -74,7 +77,10 @@ def server_environment(sandbox: str, options: Mapping[str, Any]) -> EnvironmentC
 
 
 class ServerJobs:
-    """Jobs of one rollout each on a server.
+    """Jobs of one rollout each on a server that has taken the connection of a session.
+
+    Whether it is a server of Harbor's is therefore known: an answer that is none of Harbor's comes from what stands
+    between, and is asked again.
 
     Args:
         server: Where they run.
@@ -180,7 +186,9 @@ class ServerJobs:
             except httpx.HTTPError as exc:
                 why = str(exc) or type(exc).__name__
             except ValidationError as exc:
-                raise UsageError(f"{self._server.url} does not answer as Harbor's server does") from exc
+                if exc.errors()[0]["type"] != "json_invalid":
+                    raise UsageError(f"{self._server.url} does not answer as Harbor's server does") from exc
+                why = "it answered with a page"
             except self._error as exc:
                 why = self._temporary(exc)
             if loop.time() >= deadline:
@@ -190,6 +198,8 @@ class ServerJobs:
     def _temporary(self, exc: Exception) -> str:
         """Return the words of an error that may pass, and raise any other."""
         status = getattr(exc, "status_code", 500)
+        if getattr(exc, "code", "") == _NOT_HARBORS:
+            return f"it answered with status {status}"
         if status in (401, 403):
             raise UsageError(f"Harbor's server at {self._server.url}: {exc} (the key is {_KEY_VARIABLE})") from None
         if status == 429:

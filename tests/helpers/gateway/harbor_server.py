@@ -86,6 +86,10 @@ class Cable:
         self.url = ""
         self.cut_after: int | None = None
         """Bytes on their way to the server before which all is well; then every connection breaks, once."""
+        self.status: int | None = None
+        """What a proxy on this way answers to every new connection, with a page of its own; None passes it on."""
+        self.refused = set[str]()
+        """What was asked of the proxy: paths with their queries."""
         self._port, self._writers = port, set[asyncio.StreamWriter]()
 
     def cut(self) -> None:
@@ -95,6 +99,14 @@ class Cable:
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass a connection on."""
+        if self.status is not None:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                self.refused.add((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
+                head = f"HTTP/1.1 {self.status} Away\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n"
+                writer.write(f"{head}<p>Not now.</p>".encode())
+                await writer.drain()
+            writer.close()
+            return
         try:
             there = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:

@@ -19,7 +19,7 @@ from harbor_gym.adapters.harbor import server as harbor_server
 from harbor_gym.errors import AgentFailedError, SandboxLostError, SandboxStartError, TaskError, UsageError
 from harbor_gym.gateway import SessionLimits
 from tests.helpers.engines import find_agent
-from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, tool_call
+from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, eventually, tool_call
 from tests.helpers.gateway.harbor_server import KEY, ServerProcess, cable, started
 from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.loopback import on_loopback
@@ -271,6 +271,41 @@ async def test_a_request_whose_connection_was_lost_is_asked_again_and_answered_o
     require_whole(rollout, turns=2)
     assert policy.sampled == 2
     assert rollout.metrics["gateway/reconnects"] == 1
+
+
+@pytest.mark.parametrize("status", [200, 401, 404, 502])
+async def test_a_proxy_that_answers_for_a_server_that_is_away_is_waited_for(
+    server: ServerProcess, task: TaskConfig, status: int
+) -> None:
+    """By what began before and by what begins meanwhile."""
+    policy = BlockingPolicy()
+    async with cable(server.port) as way:
+        playing = asyncio.create_task(interface(way.url, "PatientAgent", sampler=policy).run([task]))
+        await policy.asked.wait()
+        way.status = status
+        way.cut()
+        later = asyncio.create_task(interface(way.url).run([task]))
+        await eventually(lambda: sum("/connect?" in asked for asked in way.refused) == 2)
+        await eventually(lambda: any("/rollouts?" in asked for asked in way.refused))
+        way.status = None
+        for (rollout,) in await asyncio.gather(playing, later):
+            require_whole(rollout, turns=2)
+
+
+async def test_a_proxy_that_answers_for_a_server_that_stays_away_loses_the_rollout(
+    server: ServerProcess, task: TaskConfig
+) -> None:
+    policy = BlockingPolicy()
+    async with cable(server.port) as way:
+        gone = HarborServer(way.url, KEY, lost_after_sec=1)
+        playing = asyncio.create_task(interface(way.url, sampler=policy, server=gone).run([task]))
+        await policy.asked.wait()
+        way.status = 404
+        way.cut()
+        (lost,) = await playing
+        (refused,) = await interface(way.url, server=gone).run([task])
+    assert (lost.reward, type(lost.error), type(refused.error)) == (None, SandboxLostError, SandboxStartError)
+    assert "it answered with status 404" in str(refused.error)
 
 
 @pytest.mark.parametrize("agent", ["RelayedAgent", "ExitingAgent"])
