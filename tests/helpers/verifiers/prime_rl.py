@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import sys
 import uuid
 from collections.abc import AsyncGenerator
@@ -33,10 +32,10 @@ def read_older_branches() -> None:
         Branch.multi_modal_data = None
 
 
-def orchestrator_config(path: Path, **changes: Any) -> Any:
+def orchestrator_config(path: Path, port: int, **changes: Any) -> Any:
     """Return the orchestrator's part of a recipe with fields replaced; ``env`` has those of its environment.
 
-    Its env servers get ports that were free just now.
+    Its env server listens on a port of loopback.
     """
     import tomllib
 
@@ -48,13 +47,7 @@ def orchestrator_config(path: Path, **changes: Any) -> Any:
     (source,) = orchestrator["train"]["source"]
     for name, value in changes.pop("env", {}).items():
         source["env"][name] |= value
-    return OrchestratorConfig.model_validate({**orchestrator, "env_server_base_port": _free_port(), **changes})
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return OrchestratorConfig.model_validate({**orchestrator, "env_server_base_port": port, **changes})
 
 
 @contextlib.asynccontextmanager

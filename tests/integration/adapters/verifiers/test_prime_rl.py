@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from harbor_gym import Sample
 from harbor_gym.adapters.verifiers.prime_rl import command
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engine_double import EngineDouble, serve
+from tests.helpers.loopback import reserved_port
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 from tests.helpers.verifiers.episodes import Script
@@ -102,7 +103,14 @@ def test_our_command_checks_and_starts_theirs(tmp_path: Path) -> None:
     assert "Dry run complete" in done.stdout + done.stderr
 
 
-def groups_in_fake_sandboxes(tasks: Sequence[Path], model_dir: Path, pids_dir: Path) -> Any:
+@pytest.fixture
+def port() -> Generator[int]:
+    """The env server's."""
+    with reserved_port() as own:
+        yield own
+
+
+def groups_in_fake_sandboxes(tasks: Sequence[Path], model_dir: Path, pids_dir: Path, port: int) -> Any:
     """Return the recipe's orchestrator for batches of four groups of 16 in fake sandboxes."""
     from tests.helpers.verifiers.prime_rl import orchestrator_config
 
@@ -115,13 +123,14 @@ def groups_in_fake_sandboxes(tasks: Sequence[Path], model_dir: Path, pids_dir: P
     }
     return orchestrator_config(
         RECIPES / "tiny_cpu.toml",
+        port,
         env={"taskset": {"tasks": [str(task) for task in tasks]}, "agent": {"harness": harness, "retries": NEVER}},
         batch_size=64,
         model={"name": str(model_dir)},
     )
 
 
-async def test_64_rollouts_become_samples_with_advantages_and_the_lost_ones_do_not(tmp_path: Path) -> None:
+async def test_64_rollouts_become_samples_with_advantages_and_the_lost_ones_do_not(tmp_path: Path, port: int) -> None:
     from tests.helpers.verifiers.prime_rl import Orchestrator, env_server
 
     model_dir, pids_dir = tmp_path / "model", tmp_path / "pids"
@@ -137,7 +146,7 @@ async def test_64_rollouts_become_samples_with_advantages_and_the_lost_ones_do_n
             return await SOLVING(prompt)
         return await (SOLVING if (number := next(first_turns)) % 4 else others[number // 4 % len(others)])(prompt)
 
-    config = groups_in_fake_sandboxes(tasks, model_dir, pids_dir)
+    config = groups_in_fake_sandboxes(tasks, model_dir, pids_dir, port)
     async with serve(EngineDouble(sample)) as server, env_server(config, tmp_path):
         orchestrator = Orchestrator(config, server, model_dir)
         await orchestrator.start()
@@ -195,7 +204,7 @@ def _advantages(sample: Any) -> set[float]:
 
 @pytest.mark.local
 @pytest.mark.timeout(3600)
-async def test_a_tiny_policy_learns_from_what_is_packed(tmp_path: Path) -> None:
+async def test_a_tiny_policy_learns_from_what_is_packed(tmp_path: Path, port: int) -> None:
     """Samples, masks and advantages are right if a policy that trains on nothing else gets better at a real task."""
     from prime_rl.configs.trainer import DefaultLossConfig
 
@@ -203,7 +212,7 @@ async def test_a_tiny_policy_learns_from_what_is_packed(tmp_path: Path) -> None:
     from tests.helpers.verifiers.repair_policy import TASK, RepairPolicy
 
     model_dir = tmp_path / "model"
-    config = orchestrator_config(RECIPES / "tiny_cpu.toml", model={"name": str(model_dir)})
+    config = orchestrator_config(RECIPES / "tiny_cpu.toml", port, model={"name": str(model_dir)})
     harness = config.train.source[0].env.agent.harness
     policy = await asyncio.to_thread(RepairPolicy, harness.env_config(TASK), learning_rate=0.2)
     policy.tokenizer.save_pretrained(model_dir)
