@@ -55,14 +55,14 @@ def refusal(prompt: int, window: int) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """A sampler that answers turn by turn from a list."""
+    """A sampler that answers turn by turn from a list; the last answer again and again."""
 
     answers: tuple[str, ...]
     cut_at: int | None = None
     """The turn whose answer is cut at the token limit."""
 
     second: tuple[str, ...] = ()
-    """The answers in a task's second step."""
+    """The answers in a task's second step; without any the others go on."""
 
     mute_at: int | None = None
     """The turn whose answer has no tokens."""
@@ -78,12 +78,14 @@ class Script:
             raise ContextOverflowError(refusal(len(prompt), self.window))
         tokenizer = byte_level_tokenizer()
         before, marker, _ = tokenizer.decode(list(prompt)).rpartition(SECOND_STEP)
-        earlier = tokenizer.encode(before, add_special_tokens=False) if marker else []
+        is_second = bool(marker and self.second)
+        earlier = tokenizer.encode(before, add_special_tokens=False) if is_second else []
         turn = _openings(list(prompt)) - _openings(earlier) - 1
-        answers = self.second if marker else self.answers
-        tokens = tokenizer.encode(answers[turn], add_special_tokens=False)
+        answers = self.second if is_second else self.answers
+        answer = answers[min(turn, len(answers) - 1)]
+        tokens = tokenizer.encode(answer, add_special_tokens=False)
         if self.spelling:
-            tokens = spelt(answers[turn], keep_marks=self.spelling == "but tags")
+            tokens = spelt(answer, keep_marks=self.spelling == "but tags")
         is_cut = turn == self.cut_at
         tokens = tokens if is_cut else [*tokens, tokenizer.convert_tokens_to_ids("<|im_end|>")]
         tokens = [] if turn == self.mute_at else tokens

@@ -40,17 +40,25 @@ class ThinkingCodec(CharacterCodec):
 
 
 class Script:
-    """A policy that answers with one text after the other, and keeps the prompts."""
+    """A policy that answers with one text after the other, and keeps the prompts.
 
-    def __init__(self, *answers: str, stop_reason: StopReason = "stop") -> None:
+    Args:
+        answers: The texts.
+        repeats: Whether the last text comes again and again.
+        stop_reason: Of each answer.
+    """
+
+    def __init__(self, *answers: str, repeats: bool = False, stop_reason: StopReason = "stop") -> None:
         self.answers = list(answers)
+        self._repeats = repeats
         self.prompts: list[list[int]] = []
         self._stop_reason: StopReason = stop_reason
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         await asyncio.sleep(0)
         self.prompts.append(list(prompt))
-        tokens = [*map(ord, self.answers.pop(0)), END]
+        is_last = self._repeats and len(self.answers) == 1
+        tokens = [*map(ord, self.answers[0] if is_last else self.answers.pop(0)), END]
         return Sample(tokens, [-float(index + 1) for index in range(len(tokens))], self._stop_reason)
 
     @property

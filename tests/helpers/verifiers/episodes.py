@@ -1,37 +1,17 @@
 """Episodes through verifiers' own environment and clients, against a token-id server."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harbor_gym import EndReason, Sample
+from harbor_gym import EndReason
 from harbor_gym.types import TokenSequence
-from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engine_double import EngineDouble, serve
 from tests.helpers.sequences import of_mask
 
 PLUGIN = "harbor-gym-verifiers"
 RENDERER = {"name": "qwen3", "thinking_retention": "all"}
 """verifiers' way to write a chat; retention ``all`` keeps what was sampled in the prompt."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """A sampler that answers turn by turn from a list; the last answer again and again."""
-
-    answers: tuple[str, ...]
-    cut_at: int | None = None
-    """The turn whose answer is cut at the token limit."""
-
-    async def __call__(self, prompt: Sequence[int]) -> Sample:
-        tokenizer = byte_level_tokenizer()
-        turn = tokenizer.decode(list(prompt)).count("<|im_start|>assistant") - 1
-        tokens = tokenizer.encode(self.answers[min(turn, len(self.answers) - 1)], add_special_tokens=False)
-        is_cut = turn == self.cut_at
-        tokens = tokens if is_cut else [*tokens, tokenizer.convert_tokens_to_ids("<|im_end|>")]
-        logprobs = [-(turn + 1) / (place + 1) for place in range(len(tokens))]
-        return Sample(tokens, logprobs, "length" if is_cut else "stop")
 
 
 def client_config(kind: str, server: EngineDouble, model_dir: Path | str) -> dict[str, Any]:

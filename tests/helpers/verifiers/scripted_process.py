@@ -17,12 +17,12 @@ from pathlib import Path
 
 from harbor_gym import HFCodec, Sample
 from harbor_gym.tasks import read_instruction
+from tests.contract.players.episode import Script
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engine_double import EngineDouble, serve
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
-from tests.helpers.verifiers.episodes import Script
 
 
 @dataclass(frozen=True)

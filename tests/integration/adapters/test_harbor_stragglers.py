@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 import pytest
 from harbor.models.trial.config import AgentConfig, TaskConfig
@@ -13,21 +13,19 @@ from harbor_gym import EndReason, Rollout, Sample
 from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.gateway import SessionLimits
 from harbor_gym.stragglers import Stragglers
-from tests.helpers.chats.character_codec import END
-from tests.helpers.gateway.clients import ThinkingCodec
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
+from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, text_of
+from tests.helpers.sandboxes.fake_episodes import FAKE, message
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
-THOUGHT = "<think>\nI plan.\n</think>\n\n"
 LONG_ENOUGH_SEC = 8.0
 """A deadline by which a busy machine's fakes have started and been answered."""
 
 
-class Policy:
-    """Write, declare and confirm. Some answers never come: of a turn, to the first so many that ask.
+class Policy(TurnPolicy):
+    """A policy some of whose answers never come: of a turn, to the first so many that ask.
 
     Args:
         hanging: Turn → how many.
@@ -35,15 +33,16 @@ class Policy:
     """
 
     def __init__(self, hanging: dict[int, int], *answers: str) -> None:
-        self.hanging, self.answers = Counter(hanging), answers or (message(DONE), COMPLETE, COMPLETE)
+        super().__init__(*answers)
+        self.hanging = Counter(hanging)
 
+    @override
     async def __call__(self, prompt: Sequence[int]) -> Sample:
-        turn = "".join(map(chr, prompt)).count(THOUGHT)
+        turn = text_of(prompt).count(THOUGHT)
         self.hanging[turn] -= 1
         if self.hanging[turn] >= 0:
             await asyncio.Event().wait()
-        tokens = [*map(ord, THOUGHT + self.answers[min(turn, len(self.answers) - 1)]), END]
-        return Sample(tokens, [-0.25] * len(tokens))
+        return await super().__call__(prompt)
 
 
 def interface(strategy: str, policy: Policy, stragglers: Stragglers | None, **settings: Any) -> RolloutInterface:

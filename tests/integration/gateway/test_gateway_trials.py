@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
@@ -15,28 +14,14 @@ from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.gateway.trials import end_agent_on_limit, open_tunnel_for_agent, sandbox_url
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.types import EndReason, Sample
-from tests.helpers.chats.character_codec import END, CharacterCodec
+from harbor_gym.types import EndReason
+from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.engines import find_agent
-from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, text_of, tool_call, trained_text
+from tests.helpers.gateway.clients import THOUGHT, Script, ThinkingCodec, text_of, tool_call, trained_text
 from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import BASE, DONE, write_task
-
-
-class Policy:
-    """Answer with the script's texts, and repeat the last."""
-
-    def __init__(self, *answers: str) -> None:
-        self.answers = answers
-        self.turns = 0
-
-    async def __call__(self, prompt: Any) -> Sample:
-        answer = self.answers[min(self.turns, len(self.answers) - 1)]
-        self.turns += 1
-        tokens = [*map(ord, answer), END]
-        return Sample(tokens, [-0.5] * len(tokens))
 
 
 async def make_trial(task_dir: Path, agent: AgentConfig, sandbox: str = "local") -> Trial:
@@ -56,7 +41,7 @@ async def make_trial(task_dir: Path, agent: AgentConfig, sandbox: str = "local")
 async def test_terminus_2(codec: CharacterCodec, tmp_path: Path) -> None:
     answers = [THOUGHT + message(DONE), THOUGHT + COMPLETE, THOUGHT + COMPLETE]
     task = write_task(tmp_path / "task")
-    async with Gateway(Policy(*answers), codec, model="policy") as gateway:
+    async with Gateway(Script(*answers, repeats=True), codec, model="policy") as gateway:
         session = gateway.open_session(name="terminus")
         result = await (await make_trial(task, agent_config("terminus-2", session.base_url))).run()
     assert result.exception_info is None, result.exception_info
@@ -73,7 +58,9 @@ async def test_terminus_2(codec: CharacterCodec, tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_a_spent_budget_ends_the_agent_and_is_verified(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task")
-    async with Gateway(Policy(message(DONE), message("true\n")), CharacterCodec(), model="policy") as gateway:
+    async with Gateway(
+        Script(message(DONE), message("true\n"), repeats=True), CharacterCodec(), model="policy"
+    ) as gateway:
         session = gateway.open_session(limits=SessionLimits(max_turns=3))
         trial = await make_trial(task, agent_config("terminus-2", session.base_url))
         end_agent_on_limit(trial, session)
@@ -99,7 +86,7 @@ async def test_an_agent_in_a_sandbox_without_a_network(sandbox: str, tmp_path: P
     look = f"{THOUGHT}I look.\n{tool_call(command='pwd')}{tool_call(command='id -un')}"
     write = THOUGHT + tool_call(command=DONE.strip())
     task = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
-    async with Gateway(Policy(look, write, "done"), ThinkingCodec(), model="policy") as gateway:
+    async with Gateway(Script(look, write, "done", repeats=True), ThinkingCodec(), model="policy") as gateway:
         session = gateway.open_session(name="inner")
         agent = AgentConfig(import_path=INNER_AGENT, kwargs={"url": sandbox_url(session)})
         trial = await make_trial(task, agent, sandbox)
@@ -123,7 +110,7 @@ async def test_claude_code_in_a_sandbox_without_a_network(tmp_path: Path) -> Non
     no_network = '[environment]\nnetwork_mode = "no-network"\n'
     task = write_task(tmp_path / "task", dockerfile=dockerfile, toml=no_network)
     shutil.copy(program, task / "environment/claude")
-    async with Gateway(Policy(*answers), ThinkingCodec(), model="policy") as gateway:
+    async with Gateway(Script(*answers, repeats=True), ThinkingCodec(), model="policy") as gateway:
         session = gateway.open_session(limits=SessionLimits(max_turns=9))
         trial = await make_trial(task, agent_config("claude-code", sandbox_url(session)))
         open_tunnel_for_agent(trial, gateway, session)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.engine_double import EngineDouble
-from tests.helpers.nemo_gym.scripts import Script
+from tests.helpers.gateway.clients import Script
 from tests.helpers.nemo_gym.trainer import read_as_trainer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 from tests.helpers.tasks import DONE, write_task
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def engine(*answers: str) -> EngineDouble:
-    return EngineDouble(Script(*(answers or ANSWERS)))
+    return EngineDouble(Script(*(answers or ANSWERS), repeats=True))
 
 
 async def test_a_row_in_and_a_verified_row_out(root: Path) -> None:

@@ -16,6 +16,7 @@ from harbor_gym.adapters.skyrl import HarborSettings, write_dataset
 from harbor_gym.errors import SamplerError, TaskError, UsageError
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from harbor_gym.types import Sample
+from tests.contract.players.episode import Script
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.skyrl.batches import make_generator, make_input
@@ -47,18 +48,6 @@ def turn_of(prompt: Sequence[int]) -> int:
     return byte_level_tokenizer().decode(list(prompt)).count("<|im_start|>assistant") - 1
 
 
-def answers(*texts: str) -> Any:
-    """A sampler that answers turn by turn."""
-
-    async def sample(prompt: Sequence[int]) -> Sample:
-        tokenizer = byte_level_tokenizer()
-        tokens = tokenizer.encode(texts[turn_of(prompt)], add_special_tokens=False)
-        tokens.append(tokenizer.eos_token_id)
-        return Sample(tokens, [-0.5] * len(tokens))
-
-    return sample
-
-
 @pytest.fixture
 def task(tmp_path: Path) -> Path:
     return write_tiny_task(tmp_path / "task")
@@ -66,7 +55,7 @@ def task(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("step_wise", [False, True])
 async def test_a_batch_is_valid_and_token_exact(task: Path, *, step_wise: bool) -> None:
-    engine = SamplerEngine(answers(SOLVE, COMPLETE))
+    engine = SamplerEngine(Script((SOLVE, COMPLETE)))
     generator = make_generator(engine, {"sandbox_options": SOLVED}, step_wise_trajectories=step_wise)
     batch, uids = make_input(task, groups=2, size=3)
     output = await generator.generate(batch)
@@ -93,7 +82,7 @@ async def test_lost_episodes_run_again_before_they_are_masked(task: Path) -> Non
     for retries, expected in ((1, 0), (0, 2)):
         SecondIsLost.made = 0
         own = {"sandbox": f"{HERE}:SecondIsLost", "max_retries": retries, "n_concurrent": 1}
-        generator = make_generator(SamplerEngine(answers(COMPLETE)), own)
+        generator = make_generator(SamplerEngine(Script((COMPLETE,))), own)
         batch, _ = make_input(task, size=4)
         output = await generator.generate(batch)
         metrics: Any = output.pop("rollout_metrics")
@@ -125,7 +114,7 @@ async def test_a_reward_function_and_the_trials_folders(task: Path, tmp_path: Pa
     agent = {"agent": "tests.helpers.gateway.format_agent:FormatAgent", "agent_kwargs": {"base_url": "{gateway_url}"}}
     own = {"env": {}, **agent} if has_agent else {}
     kept = {"reward_function": f"{HERE}:thrice", "trials_dir": str(tmp_path / "trials")}
-    engine = SamplerEngine(answers(SOLVE, COMPLETE))
+    engine = SamplerEngine(Script((SOLVE, COMPLETE)))
     generator = make_generator(engine, {"sandbox_options": SOLVED, **kept, **own}, step_wise_trajectories=True)
     batch, _ = make_input(task, size=2)
     output = await generator.generate(batch)
@@ -140,7 +129,7 @@ async def test_a_call_with_a_verdict_resets_the_count(task: Path) -> None:
     async def sometimes(prompt: Sequence[int]) -> Sample:
         if next(outcomes):
             raise OSError("connection refused")
-        return await answers(COMPLETE)(prompt)
+        return await Script((COMPLETE,))(prompt)
 
     generator = make_generator(SamplerEngine(sometimes), {"max_retries": 0, "max_lost_calls": 2})
     batch, _ = make_input(task, size=1)
@@ -151,7 +140,7 @@ async def test_a_call_with_a_verdict_resets_the_count(task: Path) -> None:
 
 async def test_logprobs_are_required_where_they_are_asked_for(task: Path) -> None:
     async def without(prompt: Sequence[int]) -> Sample:
-        sample: Sample = await answers(COMPLETE)(prompt)
+        sample: Sample = await Script((COMPLETE,))(prompt)
         return Sample(sample.tokens)
 
     generator = make_generator(SamplerEngine(without), {"max_retries": 0})
@@ -165,7 +154,7 @@ async def test_logprobs_are_required_where_they_are_asked_for(task: Path) -> Non
 
 
 async def test_an_evaluations_own_limit_of_a_message_counts(task: Path) -> None:
-    engine = SamplerEngine(answers(COMPLETE))
+    engine = SamplerEngine(Script((COMPLETE,)))
     generator = make_generator(engine, max_input_length=3000, sampling_params=SamplingParams(max_generate_length=500))
     batch, _ = make_input(task, size=1, phase="eval")
     batch["sampling_params"] = {"logprobs": 1, "max_tokens": 7}
@@ -196,11 +185,11 @@ async def test_an_evaluations_own_limit_of_a_message_counts(task: Path) -> None:
 )
 def test_what_cant_be_used_is_refused(own: dict[str, Any], generator: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        make_generator(SamplerEngine(answers(COMPLETE)), own, **generator)
+        make_generator(SamplerEngine(Script((COMPLETE,))), own, **generator)
 
 
 async def test_a_wrong_row_ends_the_run(task: Path, tmp_path: Path) -> None:
-    generator = make_generator(SamplerEngine(answers(COMPLETE)))
+    generator = make_generator(SamplerEngine(Script((COMPLETE,))))
     batch, _ = make_input(tmp_path / "nowhere", size=2)
     with pytest.raises((TaskError, UsageError), match="nowhere"):
         await generator.generate(batch)
@@ -211,7 +200,7 @@ async def test_a_wrong_row_ends_the_run(task: Path, tmp_path: Path) -> None:
 
 
 async def test_step_wise_rows_need_ids(task: Path) -> None:
-    generator = make_generator(SamplerEngine(answers(COMPLETE)), step_wise_trajectories=True)
+    generator = make_generator(SamplerEngine(Script((COMPLETE,))), step_wise_trajectories=True)
     batch, _ = make_input(task, size=1)
     batch["trajectory_ids"] = None
     with pytest.raises(UsageError, match="trajectory_ids"):

@@ -11,11 +11,12 @@ import pytest
 from harbor_gym import HFCodec
 from harbor_gym.pool import WarmPool
 from harbor_gym.testing import FakeEnvironment
+from tests.contract.players.episode import Script
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engine_double import EngineDouble
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
-from tests.helpers.verifiers.episodes import PLUGIN, Script, env_config, run_episodes
+from tests.helpers.verifiers.episodes import PLUGIN, env_config, run_episodes
 
 pytestmark = [pytest.mark.verifiers, pytest.mark.usefixtures("nothing_left")]
 

@@ -19,12 +19,12 @@ import pytest
 
 from harbor_gym import Sample
 from harbor_gym.adapters.verifiers.prime_rl import command
+from tests.contract.players.episode import Script
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engine_double import EngineDouble, serve
 from tests.helpers.loopback import reserved_port
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
-from tests.helpers.verifiers.episodes import Script
 from tests.helpers.verifiers.sandboxes import ANSWER, BREAKING_ANSWER, Traced
 
 pytestmark = [pytest.mark.verifiers, pytest.mark.prime_rl, pytest.mark.slow, pytest.mark.timeout(1800)]

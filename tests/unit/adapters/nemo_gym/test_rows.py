@@ -17,7 +17,7 @@ from harbor_gym.samplers import EngineSettingsError
 from harbor_gym.types import Rollout, TokenSequence
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.engine_double import EngineDouble
-from tests.helpers.nemo_gym.scripts import Script
+from tests.helpers.gateway.clients import Script
 from tests.helpers.nemo_gym.trainer import read_as_trainer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 from tests.helpers.sequences import of_mask
@@ -39,7 +39,7 @@ class Forgetful(CharacterCodec):
 
 
 def double(*answers: str, codec: Any = None, max_context_tokens: int = 100_000) -> EngineDouble:
-    script = Script(*(answers or ANSWERS))
+    script = Script(*(answers or ANSWERS), repeats=True)
     return EngineDouble(script, codec=codec, max_context_tokens=max_context_tokens)
 
 
