@@ -50,7 +50,7 @@ class Page:
         await self.call("Page.navigate", url=url)
         await self.wait_for("document.readyState === 'complete'")
 
-    async def wait_for(self, expression: str, *, timeout_sec: float = 30) -> None:
+    async def wait_for(self, expression: str, *, timeout_sec: float = 120) -> None:
         """Wait until JavaScript is true."""
         async with asyncio.timeout(timeout_sec):
             while not await self.run(expression):  # noqa: ASYNC110 - the page has no event for it here

@@ -1,4 +1,4 @@
-"""What a person would see at once on a page: something beyond the window's edge, or over its neighbour."""
+"""What a person would see at once on a page: something beyond the window's edge, over its neighbour, cut or broken."""
 
 from typing import Any
 
@@ -37,6 +37,41 @@ _FAULTS = """(() => {
       if (across > 1 && down > 1) faults.push(`over its neighbour: ${name(one)} | ${name(other)}`);
     }));
   }
+  for (const image of document.images) if (image.complete && !image.naturalWidth) faults.push(`broken: ${image.src}`);
+  for (const node of document.body.querySelectorAll("*:not(svg *)")) {
+    const style = getComputedStyle(node);
+    const cuts = ["hidden", "clip"].includes(style.overflowX) && style.textOverflow !== "ellipsis" && inFlow(node);
+    const isCut = cuts && node.scrollWidth > node.clientWidth + 1 && node.textContent.trim();
+    if (isCut) faults.push(`cut: ${name(node)}`);
+  }
+  const shownPart = ({ left, top, right, bottom }, node) => {
+    for (let above = node; above !== document.body; above = above.parentElement) {
+      if (!clips(above)) continue;
+      const box = above.getBoundingClientRect();
+      [left, right] = [Math.max(left, box.left), Math.min(right, box.right)];
+      [top, bottom] = [Math.max(top, box.top), Math.min(bottom, box.bottom)];
+    }
+    return { left, top, right, bottom };
+  };
+  const lines = [];
+  const texts = document.createTreeWalker(document.querySelector("article") ?? document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    const isSeen = node.parentElement.checkVisibility({ visibilityProperty: true, opacityProperty: true });
+    if (!node.data.trim() || !isSeen) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) lines.push([shownPart(box, node.parentElement), node.data.trim()]);
+  }
+  lines.sort(([a], [b]) => a.top - b.top);
+  lines.forEach(([a, one], index) => {
+    for (let next = index + 1; next < lines.length && lines[next][0].top < a.bottom - 4; next++) {
+      const [b, other] = lines[next];
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - b.top;
+      if (one !== other && across > 4 && down > 4) faults.push(`text over text: ${one} | ${other}`);
+    }
+  });
   return faults.map((fault) => fault.slice(0, 200));
 })()"""
 
@@ -48,5 +83,5 @@ async def set_window(page: Page, width: int, scheme: str) -> None:
 
 
 async def faults(page: Page) -> list[Any]:
-    """Return what is beyond the window's edge or over its neighbour, as words."""
+    """Return what is beyond the window's edge, over its neighbour or over other text, cut or broken, as words."""
     return await page.run(_FAULTS)

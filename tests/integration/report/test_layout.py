@@ -86,15 +86,27 @@ async def test_the_page_of_runs_fits(page: Page, tmp_path: Path, kind: str, is_l
 
 
 @pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="make docs builds the site")
-async def test_the_home_page_of_the_documentation_fits(page: Page) -> None:
-    await look(page, (SITE / "index.html").as_uri(), "[...document.images].every(image => image.complete)")
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_each_page_of_the_documentation_fits(page: Page) -> None:
+    pages = sorted(SITE.rglob("index.html"))
+    assert len(pages) > len(list((ROOT / "docs").rglob("*.md"))), "the site lacks a page: make docs"
+    for path in pages:
+        await look(page, path.as_uri(), "[...document.images].every(image => image.complete)")
+    assert page.errors == []
 
 
 async def test_what_does_not_fit_is_found(page: Page, tmp_path: Path) -> None:
-    wide, over = "<p style='width:900px'>wide</p>", "<p style='margin-bottom:-40px;height:50px'>a</p><p>b</p>"
+    harm = {
+        "<p style='width:900px'>wide</p>": "beyond: p. wide",
+        "<p style='margin-bottom:-40px;height:50px'>a</p><p>b</p>": "over its neighbour: p. a | p. b",
+        "<p style='overflow:hidden;white-space:nowrap;width:50px'>a long line</p>": "cut: p. a long line",
+        "<p>under<span style='margin-left:-30px'>over</span>": "text over text: under | over",
+        "<img src='absent.png'>": f"broken: {tmp_path.as_uri()}/absent.png",
+    }
     await set_window(page, 400, "light")
-    for body, found in ((wide, "beyond: p. wide"), (over, "over its neighbour: p. a | p. b")):
-        path = tmp_path / f"{len(body)}.html"
+    for number, (body, found) in enumerate(harm.items()):
+        path = tmp_path / f"{number}.html"
         path.write_text(f"<!doctype html><title>{found}</title><body>{body}", encoding="utf-8")
         await page.open(path.as_uri())
         await page.wait_for(f"document.title === '{found}'")
