@@ -188,11 +188,11 @@ class RolloutInterface:
         )
 
     async def run_one(self, task_dir: str | Path, *, clock: EpisodeClock | None = None) -> Rollout:
-        """Play one task once, without the interface's ``stragglers``.
+        """Play one task once; of the interface's ``stragglers`` the deadline counts, from now on.
 
         Args:
             task_dir: The task's directory.
-            clock: Of an episode of a group that the caller plays.
+            clock: Of an episode of a group that the caller plays, whose deadline counts instead.
 
         Returns:
             As :meth:`run`.
@@ -202,7 +202,11 @@ class RolloutInterface:
         """
         ((task, path),) = await resolve_task_configs([TaskConfig(path=Path(task_dir))])
         async with self._player() as player:
-            return await self._play(player, task, path, clock or EpisodeClock())
+            if clock is not None:
+                return await self._play(player, task, path, clock)
+            alone = replace(self._stragglers, over_sample=1.0)
+            (rollout,), _ = await play_rollouts(1, alone, lambda _, own: self._play(player, task, path, own))
+            return replace(rollout, task_name=path.name)
 
     async def run(self, tasks: Sequence[TaskConfig], *, on_rollout: OnRollout | None = None) -> list[Rollout]:
         """Play each task once; give a task as often as it is to be played.

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import math
 import time
 import uuid
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ from harbor_gym.stragglers import EpisodeClock
 from harbor_gym.types import Rollout
 
 _NO_LIMIT_TOKENS = 1_000_000
+
+_END_SEC = 5.0
+"""How long an agent that is refused further answers may take to end by itself, before the server ends it."""
 
 _UNGUARDED = (
     "Harbor's server grades without a clean-up: what the policy left running goes on, what it broke is not found"
@@ -101,18 +105,20 @@ class ServerPlayer:
         name = f"{path.name}__{uuid.uuid4().hex[:7]}"
         async with self.server.slots:
             with clocked_session(self.gateway, clock, name=name, limits=self.limits) as session:
-                return await self._play(task, path, session)
+                return await self._play(task, path, session, clock)
 
-    async def _play(self, task: TaskConfig, path: Path, session: Session) -> Rollout:
+    async def _play(self, task: TaskConfig, path: Path, session: Session, clock: EpisodeClock) -> Rollout:
         started, name = time.monotonic(), session.name
-        missing = missing_protections(await asyncio.to_thread(Task, path))
+        read = await asyncio.to_thread(Task, path)
+        missing = missing_protections(read)
         relay = RelayAddress(self.server.url.rstrip("/"), uuid.uuid4().hex, self.server.headers)
         reconnects = 0
         try:
             async with relayed(self.gateway, session, relay) as link:
                 await link.wait_connected(self.server.lost_after_sec)
                 try:
-                    result = await self._run(self._job(task, name), relay.session_id, link)
+                    agent = self._agent(read, clock)
+                    result = await self._run(self._job(task, name, agent), relay.session_id, link)
                 finally:
                     reconnects = link.reconnects
         except SandboxError as exc:
@@ -146,7 +152,8 @@ class ServerPlayer:
             raise
         return detail.result
 
-    def _job(self, task: TaskConfig, name: str) -> dict[str, Any]:
+    def _agent(self, task: Task, clock: EpisodeClock) -> AgentConfig:
+        """Return the agent with the limits that count: one that is busy, and asks for nothing, the server ends."""
         limits = self.limits
         agent = relayed_agent_config(
             self.agent,
@@ -156,6 +163,19 @@ class ServerPlayer:
         )
         if self.tokens == "details":
             agent = agent.model_copy(update={"kwargs": {**agent.kwargs, "collect_rollout_details": True}})
+        now = asyncio.get_running_loop().time()
+        left = [limits.time_limit_sec, None if clock.ends_at is None else max(0.0, clock.ends_at - now)]
+        longest = [sec + _END_SEC for sec in left if sec is not None]
+        if not longest:
+            return agent
+        times = {"max_timeout_sec": min([*longest, agent.max_timeout_sec or math.inf])}
+        own = [agent.override_timeout_sec, task.config.agent.timeout_sec]
+        own += [step.agent.timeout_sec for step in task.config.steps or []]
+        if not any(own):  # Harbor shortens a time limit, and makes none
+            times["override_timeout_sec"] = times["max_timeout_sec"]
+        return agent.model_copy(update=times)
+
+    def _job(self, task: TaskConfig, name: str, agent: AgentConfig) -> dict[str, Any]:
         # Harbor redacts variables where it writes a configuration to a file; the server needs them.
         as_sent: dict[str, Any] = {"mode": "json", "context": {"redact_sensitive_env": False}}
         return {

@@ -4,6 +4,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, override
@@ -18,6 +19,7 @@ from harbor_gym.adapters.harbor import HarborServer, RolloutInterface, server_pl
 from harbor_gym.adapters.harbor import server as harbor_server
 from harbor_gym.errors import AgentFailedError, SandboxLostError, SandboxStartError, TaskError, UsageError
 from harbor_gym.gateway import SessionLimits
+from harbor_gym.stragglers import Stragglers
 from tests.helpers.engines import find_agent
 from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, eventually, tool_call
 from tests.helpers.gateway.harbor_server import KEY, ServerProcess, cable, started
@@ -26,6 +28,7 @@ from tests.helpers.loopback import on_loopback
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import FAKE, message
 from tests.helpers.tasks import BASE, DONE, write_task
+from tests.integration.adapters.test_harbor_stragglers import LONG_ENOUGH_SEC, Policy
 
 pytestmark = pytest.mark.skipif(VERSION < (0, 26), reason="Harbor has a server since 0.26")
 
@@ -369,6 +372,55 @@ async def test_a_cancelled_run_stops_its_rollouts_on_the_server(server: ServerPr
     await client.close()
     assert page.items[0].state == "cancelled"
     assert not {"queued", "running", "cancelling"} & {item.state for item in page.items}
+
+
+def require_nothing_running(states: Sequence[str]) -> None:
+    assert not {"queued", "running", "cancelling"} & set(states), "it is down when the run returns"
+
+
+async def states_on(server: ServerProcess, count: int) -> list[str]:
+    """Return the states of the last rollouts."""
+    client = server_client(server.url, KEY)
+    page = await client.rollouts.list(sort="-created_at")
+    await client.close()
+    return [item.state for item in page.items[:count]]
+
+
+async def test_the_slowest_of_a_group_are_ended_on_the_server(server: ServerProcess, task: TaskConfig) -> None:
+    stragglers = Stragglers(over_sample=2)
+    rollouts = await interface(server.url, sampler=Policy({1: 2}), stragglers=stragglers).run([task] * 2)
+    assert [(item.reward, item.end_reason) for item in rollouts] == [(1.0, EndReason.COMPLETED)] * 2
+    assert (rollouts[0].metrics["stragglers/started"], rollouts[0].metrics["stragglers/dropped"]) == (4, 2)
+    assert Counter(await states_on(server, 4)) == {"finished": 2, "cancelled": 2}
+
+
+async def test_at_the_deadline_some_are_graded_and_some_dropped_on_the_server(
+    server: ServerProcess, task: TaskConfig
+) -> None:
+    stragglers = Stragglers(batch_deadline_sec=2 * LONG_ENOUGH_SEC)
+    playing = interface(server.url, "RefusedAgent", sampler=Policy({0: 1, 1: 1}), stragglers=stragglers)
+    rollouts = await playing.run([task] * 3)
+    assert Counter((item.end_reason, item.reward, item.error) for item in rollouts) == {
+        (EndReason.COMPLETED, 1.0, None): 1,
+        (EndReason.BATCH_DEADLINE, 1.0, None): 1,
+        (EndReason.DROPPED, None, None): 1,
+    }
+    require_nothing_running(await states_on(server, 3))
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("limit", [EndReason.BATCH_DEADLINE, EndReason.TIME_LIMIT])
+async def test_an_agent_that_is_busy_when_its_time_is_over_is_ended_on_the_server(
+    server: ServerProcess, task: TaskConfig, limit: EndReason
+) -> None:
+    settings: dict[str, Any] = {"limits": SessionLimits(time_limit_sec=LONG_ENOUGH_SEC)}
+    if limit is EndReason.BATCH_DEADLINE:
+        settings = {"stragglers": Stragglers(batch_deadline_sec=2 * LONG_ENOUGH_SEC)}
+    busy = Policy({}, message(DONE, "sleep 600\n", duration=600))
+    playing = interface(server.url, sampler=busy, sandbox="local", sandbox_options={}, **settings)
+    (rollout,) = await playing.run([task])
+    assert (rollout.end_reason, rollout.reward, rollout.metrics["turns"]) == (limit, 1.0, 1)
+    require_nothing_running(await states_on(server, 1))
 
 
 async def test_wrong_settings_of_a_server_are_told_at_the_start(

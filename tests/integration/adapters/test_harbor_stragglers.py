@@ -96,6 +96,19 @@ async def test_at_the_deadline_some_are_graded_and_some_dropped(tmp_path: Path, 
     assert rollouts[0].metrics["stragglers/dropped"] == 1
 
 
+@pytest.mark.parametrize("strategy", ["env", "gateway"])
+@pytest.mark.parametrize(
+    ("hangs_at", "end"), [(0, (EndReason.DROPPED, None)), (1, (EndReason.BATCH_DEADLINE, 1.0))], ids=["first", "second"]
+)
+async def test_one_rollout_has_the_deadline_and_is_not_over_sampled(
+    tmp_path: Path, strategy: str, hangs_at: int, end: tuple[EndReason, float | None]
+) -> None:
+    policy = Policy({hangs_at: 1})  # a second rollout's would be answered
+    limit = Stragglers(over_sample=2, batch_deadline_sec=LONG_ENOUGH_SEC)
+    rollout = await interface(strategy, policy, limit).run_one(write_task(tmp_path / "task"))
+    assert (rollout.end_reason, rollout.reward, rollout.task_name) == (*end, "task")
+
+
 @pytest.mark.local
 async def test_an_agent_that_is_busy_at_the_deadline_is_ended_and_its_work_graded(tmp_path: Path) -> None:
     busy = message(DONE, "sleep 600\n", duration=600)

@@ -2,9 +2,11 @@
 
 import asyncio
 import dataclasses
+import json
 import multiprocessing
 import os
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import UsageError
+from harbor_gym.stragglers import Stragglers
 from harbor_gym.types import ExecutorKind
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.cluster.nodes import ray_of_its_own
@@ -72,12 +75,14 @@ def make_builder(task_dir: Path, meeting: Path, processes: int) -> Any:
     )
 
 
-async def play(executor: Any, builder: Any, strategy: Any, *answers: str, groups: int = 2) -> list[Any]:
+async def play(
+    executor: Any, builder: Any, strategy: Any, *answers: str, groups: int = 2, client: Any = None
+) -> list[Any]:
     """Roll out as the loop does with ``main(config, rollout_executor)``."""
     from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward, set_rollout_executor
 
     set_rollout_executor(executor)
-    client: Any = Client(answers)
+    client = client or Client(answers)
     rollouts = [
         do_group_rollout_and_filter_constant_reward(client, builder, 500, 1.0, False, False, strategy)
         for _ in range(groups)
@@ -147,6 +152,51 @@ async def test_each_worker_keeps_sandboxes_ready_between_its_groups(
         assert all(hits[-1]), hits
         assert names_in(tmp_path, "running-*"), "a stock outlives the groups"
     assert names_in(tmp_path, "running-*") == []
+
+
+@dataclass
+class Hanging(Client):
+    """A client whose answers to so many second prompts, the first ones, never come."""
+
+    hanging: int
+
+    async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
+        tokenizer = byte_level_tokenizer()
+        if tokenizer.decode(prompt.to_ints()).count("<|im_start|>assistant") == 2:
+            self.hanging -= 1
+            if self.hanging >= 0:
+                await asyncio.Event().wait()
+        return await super().sample_async(prompt, num_samples, sampling_params)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("no_executor")
+async def test_what_a_worker_drops_or_cuts_is_stopped_there_and_its_transcript_brought(
+    kind: ExecutorKind, task_dir: Path, tmp_path: Path
+) -> None:
+    from harbor_gym.adapters.tinker import RetryThenMask
+    from harbor_gym.adapters.tinker.executors import rollout_executor
+
+    (met := tmp_path / "met").mkdir()
+    kept, builder = tmp_path / "run" / "transcripts", make_builder(task_dir, met, 1)
+    strategies = {
+        "dropped": RetryThenMask(stragglers=Stragglers(over_sample=2)),
+        "cut": RetryThenMask(stragglers=Stragglers(batch_deadline_sec=8)),
+    }
+    options: dict[str, Any] = {} if kind is ExecutorKind.PROCESS else {"output_dir": tmp_path / "run"}
+    with rollout_executor(kind, 1, strategies["cut"], sandboxes_per_worker=4, **options) as executor:
+        for label, strategy in strategies.items():
+            template = dataclasses.replace(builder.template, transcripts_dir=kept)
+            group = dataclasses.replace(builder, template=template, label=label)
+            client: Any = Hanging((message("true\n"), GIVE_UP, GIVE_UP), 2 if label == "dropped" else 1)
+            (played,) = await play(executor, group, strategy, groups=1, client=client)
+            assert played.get_total_rewards() == [1.0, 1.0]
+            assert names_in(tmp_path, "running-*") == [], "while the worker lives"
+    ends = {
+        label: Counter(json.loads(path.read_text())["end_reason"] for path in (kept / label).glob("*.json"))
+        for label in strategies
+    }
+    assert ends == {"dropped": {"completed": 2, "dropped": 2}, "cut": {"completed": 1, "batch_deadline": 1}}
 
 
 def names_in(folder: Path, pattern: str) -> list[str]:
