@@ -1,9 +1,11 @@
 """A disk that is full, or that can't be written to, in one line: the place, the reason, and what to do."""
 
+import contextlib
 import errno
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Generator
@@ -23,11 +25,12 @@ _NUMBER = re.compile(r"\[Errno (\d+)\]")
 """How ``shutil.Error`` quotes the errors of single files."""
 
 
-def describe_disk_failure(error: BaseException) -> str | None:
+def describe_disk_failure(error: BaseException, written: Path | None = None) -> str | None:
     """Return an error of a disk in one line for people; None for any other error.
 
     Args:
         error: What a command raised.
+        written: What was being written, where the error names no file.
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -38,7 +41,7 @@ def describe_disk_failure(error: BaseException) -> str | None:
     number, place = _number_and_place(error)
     if number not in _REMEDIES:
         return None
-    shown = place or " and ".join(map(str, _full_places())) or "a disk"
+    shown = place or (str(written) if written else "") or " and ".join(map(str, _full_places())) or "a disk"
     return f"{shown}: {os.strerror(number)}: {_REMEDIES[number]}, or {_other_folder(shown)}"
 
 
@@ -76,31 +79,50 @@ def _number_and_place(error: OSError) -> tuple[int | None, str]:
 
 
 def _full_places() -> Generator[Path]:
-    """Yield the folders that are full, of those that a command writes to without being told.
+    """Yield what is full, of the places that a command may have written to.
 
     A write that finds a disk full does not say which.
     """
-    for place in (Path.cwd(), _temporary(), cache_path()):
-        if place.is_dir():
+    named = (_standing(path) for path in _named_paths())
+    for place in dict.fromkeys((_printed(), *named, Path.cwd(), _temporary(), cache_path())):
+        if place is not None and place.exists():
             state = os.statvfs(place)
             if not state.f_bavail or not state.f_favail:
                 yield place
+
+
+def _standing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that is there."""
+    return next(place for place in (path, *path.parents) if os.path.lexists(place))
+
+
+def _printed() -> Path | None:
+    """Return the file that standard output was led to."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(os.fstat(1).st_mode):
+            return Path("/proc/self/fd/1").resolve()
+    return None
 
 
 def _temporary() -> Path:
     return Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
 
 
-def _is_named(path: Path) -> bool:
-    """Return whether the command line has the path, or a folder that it lies in."""
+def _named_paths() -> list[Path]:
     words = [word.rpartition("=")[2] for word in sys.argv[1:]]
-    return any(path.is_relative_to(Path(word).absolute()) for word in words if word)
+    return [Path(word).absolute() for word in words if word]
+
+
+def _is_named(path: Path) -> bool:
+    """Return whether the command line has the path, or a folder that it lies in, or leads its output there."""
+    return path == _printed() or any(path.is_relative_to(named) for named in _named_paths())
 
 
 def _other_folder(place: str) -> str:
-    path, cache = Path(place).absolute(), cache_path()
+    path, cache, temporary = Path(place).absolute(), cache_path(), _temporary()
     if path.is_relative_to(cache) or cache.is_relative_to(path):
         return "set HARBOR_GYM_CACHE to another folder"
-    if path.is_relative_to(_temporary()) and not _is_named(path):
+    is_started_in = temporary in Path.cwd().parents and path.is_relative_to(Path.cwd())
+    if path.is_relative_to(temporary) and not is_started_in and not _is_named(path):
         return "set TMPDIR to another folder"
     return "name another folder"

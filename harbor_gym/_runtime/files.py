@@ -66,7 +66,8 @@ def replacing(path: Path) -> Generator[Path]:
             yield partial
             partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that can't be written to refuses before it looks for the file
+            partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

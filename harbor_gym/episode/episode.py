@@ -18,6 +18,7 @@ from harbor.models.trial.result import StepResult, TimingInfo, TrialResult
 from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
+from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.imports import import_named
 from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym._runtime.owners import temporary_prefix
@@ -365,7 +366,8 @@ class Episode:
             # Harbor's RuntimeErrors here are a task's wish for GPUs or TPUs that the sandbox has not.
             raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except OSError as exc:
-            raise SandboxStartError(f"the sandbox of task {self._task.name!r} can't be set up: {exc}") from exc
+            why = describe_disk_failure(exc, config.trials_dir) or exc
+            raise SandboxStartError(f"the sandbox of task {self._task.name!r} can't be set up: {why}") from exc
 
     def _note_start_error(self, error: BaseException) -> None:
         self._start_error = error
@@ -399,7 +401,8 @@ class Episode:
         if run.cancelled():
             raise SandboxLostError(f"the trial of task {self._task.name!r} was cancelled from outside")
         if (error := run.exception()) is not None:
-            raise SandboxLostError(f"the trial of task {self._task.name!r} broke off: {error}") from error
+            why = describe_disk_failure(error, self._trials_dir) or error
+            raise SandboxLostError(f"the trial of task {self._task.name!r} broke off: {why}") from error
         return run.result()
 
     def _verdict(self, next_phase: AgentPhase | None) -> PhaseEnd:

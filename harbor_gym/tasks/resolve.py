@@ -150,8 +150,9 @@ async def _ls_remote(url: str, ref: str) -> str:
     except FileNotFoundError as exc:
         raise TaskSourceError("git is not installed, and a source of tasks needs it") from exc
     try:
-        async with asyncio.timeout(_GIT_LOOK_TIMEOUT_SEC):
-            out, err = await process.communicate()
+        with ticking(f"asking {url} for {ref}", delay_sec=SLOW_SEC):
+            async with asyncio.timeout(_GIT_LOOK_TIMEOUT_SEC):
+                out, err = await process.communicate()
     except TimeoutError as exc:
         raise TaskSourceError(f"{url} did not answer within {_GIT_LOOK_TIMEOUT_SEC:g} s") from exc
     finally:
@@ -176,7 +177,8 @@ async def _from_registry(
     shown = f"{spec.name}@{spec.ref}" if spec.ref else spec.name
     if registry_path is not None:
         await asyncio.to_thread(_require_registry, registry_path)
-    with _foreign_errors(f"{shown} in the registry (it is no directory here either)"):
+    looking = ticking(f"looking for {shown} in the registry", delay_sec=SLOW_SEC)
+    with _foreign_errors(f"{shown} in the registry (it is no directory here either)"), looking:
         if registry_path is None and registry_url is None and "/" in spec.name:
             ids = await _package_ids(spec)
         else:

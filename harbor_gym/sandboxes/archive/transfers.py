@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes.archive.trees.receiving import OntoHost, Receiver
@@ -210,7 +211,8 @@ def _failing_here(target: Path) -> Generator[None]:
     try:
         yield
     except OSError as exc:
-        raise TransferError(f"this machine can't write below {target}: {exc}") from exc
+        why = describe_disk_failure(exc, target) or exc
+        raise TransferError(f"this machine can't write below {target}: {why}") from exc
 
 
 @contextlib.contextmanager

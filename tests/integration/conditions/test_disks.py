@@ -1,20 +1,27 @@
 """Disks that are full or can't be written to: one line with the place and the remedy."""
 
+import asyncio
 import contextlib
+import errno
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight
 from harbor_gym.sandboxes.images.base_images import resolve_base
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
+from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.engines import require_engine
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.sandboxes.timed_fakes import Counted
-from tests.helpers.tasks import write_task
+from tests.helpers.tasks import DONE, write_task
 from tests.integration.conditions.command import harbor_gym
 
 pytestmark = [
@@ -69,6 +76,57 @@ def test_a_cache_that_can_not_be_written_to_is_named_with_its_variable(command: 
     assert done.returncode == 2, done.stderr
     assert f"the cache {cache} can't be used (Read-only file system): set HARBOR_GYM_CACHE" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("is_full", "remedy"), [(True, "free some space there"), (False, "make it writable")])
+def test_a_folder_for_results_that_takes_none_is_named(is_full: bool, remedy: str, tmp_path: Path) -> None:
+    run = tmp_path / "run/transcripts/train/batch_0001/group_000"
+    run.mkdir(parents=True)
+    episode = {"format": 2, "task": "t", "reward": 1.0, "end_reason": "completed", "turns": []}
+    (run / "episode_000.json").write_text(json.dumps(episode), encoding="utf-8")
+    with disk(tmp_path / "disk", is_full=is_full) as place:
+        page, kept = place / "page.html", place / "kept"
+        reported = harbor_gym("report", tmp_path / "run", "--output", page)
+        played = harbor_gym("demo", "--keep", kept)
+        with page.open("a") if is_full else (tmp_path / "elsewhere").open("w") as file:
+            command = [sys.executable, "-m", "harbor_gym", "--help"]
+            printed = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+    why = os.strerror(errno.ENOSPC if is_full else errno.EROFS)
+    assert (reported.returncode, reported.stderr) == (1, f"error: {page}: {why}: {remedy}, or name another folder\n")
+    *_, line = played.stderr.splitlines()
+    assert played.returncode == 1
+    assert f"can't be set up: {kept}" in line
+    assert line.endswith(f"{why}: {remedy}, or name another folder")
+    if is_full:
+        assert (printed.returncode, printed.stderr) == (1, f"error: {page}: {why}: {remedy}, or name another folder\n")
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_an_evaluation_that_can_not_be_kept_is_one_line(is_full: bool, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    sandbox = ["--env", Counted.PATH, "--sandbox-option", f"solved_when={json.dumps({'/srv/answer': 'done'})}"]
+    async with serve(EngineDouble(write=in_turn(message(DONE), COMPLETE))) as double:
+        words = ["eval", task, *sandbox, "--model", "m", "--base-url", double.url, "--episodes", "2"]
+        with disk(tmp_path / "disk", is_full=is_full) as place:
+            done = await asyncio.to_thread(harbor_gym, *words, "--output", place / "out")
+    why = "No space left on device: free some space there" if is_full else "Read-only file system: make it writable"
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert str(place) in done.stderr
+    assert done.stderr.endswith(f"{why}, or name another folder\n")
+
+
+def test_a_full_disk_that_an_error_does_not_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error, says = (
+        OSError(errno.ENOSPC, "full"),
+        "No space left on device: free some space there, or name another folder",
+    )
+    with disk(tmp_path / "disk", is_full=True) as place:
+        monkeypatch.setattr(sys, "argv", ["harbor-gym", "sweep", "--sweep-path", str(place / "absent/sweep")])
+        assert describe_disk_failure(error) == f"{place}: {says}"
+        monkeypatch.setattr(sys, "argv", ["harbor-gym", "train"])
+        monkeypatch.chdir(place)
+        assert describe_disk_failure(error) == f"{place}: {says}"
+        monkeypatch.chdir(tmp_path)
 
 
 def test_doctor_goes_on_and_says_which_sandboxes_can_not_be_used(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harbor_gym._runtime.console.progress import shown_by
 from harbor_gym.errors import TaskSourceError
 from harbor_gym.tasks import GitSpec, resolve
 from harbor_gym.tasks.resolve import resolve_tasks
@@ -50,6 +51,15 @@ async def test_git_is_asked_for_the_ref_and_can_ask_nobody(asked: Path) -> None:
     _, prompts, stdin, *arguments = noted(asked)
     assert (prompts, stdin) == ("0", os.devnull), "credentials would be asked for where nobody answers"
     assert arguments == ["ls-remote", "--", "https://host/org/repository", "main"]
+
+
+async def test_a_repository_that_is_slow_to_answer_is_named(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "SLOW_SEC", 0)
+    phases: set[str] = set()
+    answer(asked, f"printf '{COMMIT.lower()}\\tHEAD\\n'")
+    with shown_by(lambda phase, _done, _total, _detail: phases.add(phase)):
+        await _commit_of(spec(None))
+    assert phases == {"asking https://host/org/repository for HEAD"}
 
 
 async def test_without_a_ref_it_is_asked_for_the_head(asked: Path) -> None:

@@ -14,6 +14,7 @@ from harbor.auth.client import reset_client
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harbor_gym._runtime.console.progress import shown_by
 from harbor_gym.errors import TaskError, TaskSourceError, UsageError
 from harbor_gym.tasks import (
     DirectorySpec,
@@ -23,6 +24,7 @@ from harbor_gym.tasks import (
     filter_tasks,
     find_tasks,
     parse_spec,
+    resolve,
     resolve_tasks,
     split_tasks,
 )
@@ -194,6 +196,18 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageRegistry]:
         reset_client()
         yield registry
         reset_client()
+
+
+@THEIR_WARNINGS
+async def test_a_registry_that_is_slow_to_answer_is_named(
+    tmp_path: Path, registry: PackageRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "SLOW_SEC", 0)
+    registry.add_task("hello", write_task(tmp_path / "task"))
+    phases: list[str] = []
+    with shown_by(lambda phase, _done, _total, _detail: phases.append(phase)):
+        await resolve_tasks(["acme/hello"], download_dir=tmp_path / "cache")
+    assert phases[0] == "looking for acme/hello in the registry"
 
 
 @THEIR_WARNINGS
