@@ -65,6 +65,9 @@ class _Running:
 
     task_digest: str = ""
     fork_mode: str | None = None
+    tool_metrics: dict[str, float] = field(default_factory=dict[str, float])
+    """The calls of MCP servers' tools so far, where the episode has any to call."""
+
     beside_turns: str | None = None
     """The call that changed the episode and is no turn: no replay repeats it."""
 
@@ -399,6 +402,8 @@ class AsyncTerminalGymEnv:
 
     def _show(self, running: _Running, turn: TerminalTurn) -> ResetInfo:
         phase, running.confirmation_pending = running.prepared.phase, False
+        if running.prepared.tools and not running.tool_metrics:
+            running.tool_metrics = {"mcp/calls": 0.0, "mcp/failed": 0.0}
         self._record(running, "", turn)
         if running.trajectory is not None:
             running.trajectory.open_phase(phase.instruction, turn.text)
@@ -454,9 +459,13 @@ class AsyncTerminalGymEnv:
         if not parsed.calls:
             return await self._type(prepared, parsed.commands)
         limit, turns = self.config.terminal.max_observation_bytes, list[TerminalTurn]()
+        metrics = self._episode_at_hand.tool_metrics
         for part in parsed.parts:
             if isinstance(part, ToolCall):
-                turns.append(as_turn(await prepared.call(part), max_bytes=limit))
+                result = await prepared.call(part)
+                metrics["mcp/calls"] += 1
+                metrics["mcp/failed"] += result.is_error
+                turns.append(as_turn(result, max_bytes=limit))
             else:
                 turns.append(await self._type(prepared, part))
             if turns[-1].ended:
@@ -586,7 +595,7 @@ class AsyncTerminalGymEnv:
             info["fork_mode"] = running.fork_mode
         info["missing_protections"] = episode.missing_protections
         info["trial_dir"] = episode.trial_dir if self.config.trials_dir is not None else None
-        info["metrics"]["time/terminal_sec"] = self._budgets.terminal_sec
+        info["metrics"] |= {"time/terminal_sec": self._budgets.terminal_sec, **running.tool_metrics}
         if running.trajectory is not None and info["trial_dir"] is not None:
             await asyncio.to_thread(running.trajectory.write, info["trial_dir"], info, episode.step_names)
         await self._release()

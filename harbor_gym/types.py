@@ -221,6 +221,7 @@ class EpisodeInfo(TypedDict, total=False):
     metrics: Required[dict[str, float]]
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
     ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``time/replay_sec`` (of a copy),
+    ``mcp/calls`` and ``mcp/failed`` (calls of MCP servers' tools in the episode, where it has such tools),
     ``stopped_processes`` (the policy's that ran on and were stopped before grading), ``oom_kills`` (where the sandbox
     reports it); with a warm pool ``pool/hit`` and ``pool/wait_sec``."""
 

@@ -167,4 +167,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         serve_stdio()
     else:
-        ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+        ThreadingHTTPServer(("", int(sys.argv[2])), Handler).serve_forever()

@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 16
 
 
+async def can_relay(environment: "BaseEnvironment", user: str | int | None) -> bool:
+    """Return whether a sandbox has bash, without which no connection of a relay is ever carried."""
+    process = await start_piped(environment, "exec bash -c 'echo found'", user=user)
+    if process is None or process.stdout is None:
+        return True  # that is another problem
+    try:
+        return await process.stdout.readline() == b"found\n"
+    finally:
+        await end_piped(process)
+
+
 class Relay:
     """An open relay. Each connection to its socket is a command in the sandbox, with the policy's rights.
 

@@ -21,7 +21,7 @@ from harbor_gym.episode.mcp.connections import (
     SseConnection,
     StdioConnection,
 )
-from harbor_gym.episode.mcp.relay import Relay
+from harbor_gym.episode.mcp.relay import Relay, can_relay
 from harbor_gym.errors import HarborGymError, TaskError, TaskUnsupportedError, printable
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, tool_schema
 from harbor_gym.terminal.transports.attach import start_piped
@@ -41,6 +41,10 @@ _MAX_NAME_CHARS = 64
 _MAX_SCHEMA_CHARS = 64_000
 """All tools together, as they stand in the prompt."""
 
+_NO_BASH = (
+    "its address is reached by bash, which the image has not: install bash, or set mcp_tools to False for the address "
+    "in the instruction"
+)
 _MAX_PAGES = 20
 _MAX_ERROR_CHARS = 500
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -55,6 +59,9 @@ class ToolResult:
 
     text: str
     """The result, or why there is none."""
+
+    is_error: bool
+    """Whether it failed."""
 
     duration_sec: float
 
@@ -145,7 +152,7 @@ class McpServers:
         else:
             text, is_error, server.is_late = _as_text(result), result.get("isError") is True, False
         head = f"[{call.name} failed]" if is_error else f"[{call.name}]"
-        return ToolResult(head, printable(text), time.monotonic() - started)
+        return ToolResult(head, printable(text), is_error, time.monotonic() - started)
 
     async def close(self) -> None:
         """End the servers that were started, and every connection. Idempotent."""
@@ -194,10 +201,12 @@ class _Server:
                 connection = await self._connected()
                 break
             except ServerLostError as exc:
-                self.problem = f"({exc})"
                 if self._config.transport == "stdio":
                     raise
                 await self.disconnect()
+                if not self.problem and not await can_relay(self._environment, self._user):
+                    raise ServerError(_NO_BASH) from exc
+                self.problem = f"({exc})"
                 # What the image starts may listen a moment later.
                 await asyncio.sleep(_RETRY_SEC)
         tools: list[ToolDefinition] = []

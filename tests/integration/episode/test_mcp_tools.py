@@ -93,6 +93,7 @@ async def test_a_task_is_solved_by_the_tools_of_a_command(sandbox: str, tmp_path
         assert both.info.get("waits") == ("prompt", "prompt")
         end = await env.step(SUBMIT)
     assert (end.reward, end.info.get("end_reason")) == (1.0, EndReason.COMPLETED)
+    assert (end.info["metrics"]["mcp/calls"], end.info["metrics"]["mcp/failed"]) == (2, 0)
     (kept,) = (tmp_path / "trials").glob("*/agent/trajectory.json")
     calls = [step.get("tool_calls", []) for step in json.loads(kept.read_text())["steps"] if step["source"] == "agent"]
     assert [call["function_name"] for step in calls for call in step] == [
@@ -138,6 +139,9 @@ async def test_whatever_a_server_answers_is_an_observation(tmp_path: Path) -> No
         await env.step(called("box__solve"))
         end = await env.step(SUBMIT)
     assert end.reward == 1.0
+    failed = [name for name, (_, expected) in ANSWERS.items() if " failed]" in expected]
+    metrics = end.info["metrics"]
+    assert (metrics["mcp/calls"], metrics["mcp/failed"]) == (len(ANSWERS) + 2, len(failed))
 
 
 @pytest.mark.local
@@ -182,6 +186,16 @@ async def test_a_server_that_can_t_be_used_at_the_start_is_the_task_s_failure(
 
 
 @pytest.mark.local
+async def test_an_image_without_bash_is_named(tmp_path: Path) -> None:
+    task = write_mcp_task(tmp_path / "task", SERVES_HTTP + ADDRESSES["streamable HTTP"])
+    with (task / "environment/Dockerfile").open("a", encoding="utf-8") as file:
+        file.write("RUN rm -f /bin/bash /usr/bin/bash\n")
+    async with AsyncTerminalGymEnv(config_of(task)) as env:
+        with pytest.raises(TaskError, match=r"the MCP server web of the task .*: its address is reached by bash"):
+            await env.reset()
+
+
+@pytest.mark.local
 @pytest.mark.parametrize("settings", [{"mcp_tools": False}, {"action_format": "terminus-json-plain"}])
 async def test_without_tools_the_instruction_has_the_servers(settings: dict[str, Any], tmp_path: Path) -> None:
     async with AsyncTerminalGymEnv(config_of(write_mcp_task(tmp_path / "task"), **settings)) as env:
@@ -204,7 +218,9 @@ async def test_the_servers_end_with_the_phase_and_a_copy_calls_again(tmp_path: P
             observation, info = await copy.reset()
             assert (observation, info["turn"]) == (seen[-1], 2)
             assert (await copy.step(called("box__calls"))).observation == "[box__calls]\n3"
-        assert (await env.step(SUBMIT)).reward == 1.0
+            assert (await copy.step(SUBMIT)).info["metrics"]["mcp/calls"] == 3
+        end = await env.step(SUBMIT)
+        assert (end.reward, end.info["metrics"]["mcp/calls"]) == (1.0, 2)
 
 
 @pytest.mark.local
@@ -291,6 +307,38 @@ async def test_a_task_is_solved_by_the_tools_of_a_service(sandbox: str, tmp_path
         ]:
             assert (await env.step(message)).observation == expected
         assert (await env.step(SUBMIT)).reward == 1.0
+
+
+COMPOSE = """\
+services:
+  main:
+    depends_on: [index]
+  index:
+    build: .
+    command: python3 /opt/server.py http 8000
+    init: true
+    stop_grace_period: 1s
+"""
+BESIDE = '[[environment.mcp_servers]]\nname = "index"\ntransport = "streamable-http"\nurl = "http://index:8000/mcp"\n'
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+async def test_a_compose_service_is_called_by_its_name(tmp_path: Path) -> None:
+    task = write_mcp_task(tmp_path / "task", BESIDE)
+    (task / "environment/docker-compose.yaml").write_text(COMPOSE)
+    async with AsyncTerminalGymEnv(config_of(task, "docker")) as env:
+        await env.reset()
+        for message, expected in [
+            (called("index__add", a=2, b=40), "[index__add]\n42"),
+            (called("index__solve"), "[index__solve]\nsolved"),
+        ]:
+            assert (await env.step(message)).observation == expected
+        seen = await env.step(called("bash", command="ls /srv; pgrep -f /opt/[s]erver.py || echo none here"))
+        assert "none here" in seen.observation
+        assert "answer" not in seen.observation, "it wrote into its own container"
+        end = await env.step(SUBMIT)
+    assert (end.reward, end.info["metrics"]["mcp/calls"]) == (0.0, 2)
 
 
 RESTART = "python3 /opt/server.py http 8000 >/dev/null 2>&1 & until (</dev/tcp/localhost/8000) 2>/dev/null; do :; done"
