@@ -8,6 +8,7 @@ import pytest
 from harbor.environments.base import ExecResult
 
 from harbor_gym import AsyncTerminalGymEnv
+from harbor_gym.config import TerminalConfig
 from harbor_gym.episode.diagnostics import read_diagnostics
 from harbor_gym.episode.task import load_task, phase_timeout_sec, phase_users
 from harbor_gym.errors import SandboxStartError, TaskError, UsageError, VerifierError
@@ -142,6 +143,14 @@ async def test_a_failure_brings_its_diagnostics_and_the_folder_where_that_is_kep
 
 
 # -- diagnostics -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_fakes_command_that_waits_for_nothing_ends_however_late_the_machine_is(task: Path) -> None:
+    async with make_env(task, terminal=TerminalConfig(min_wait_sec=0.0)) as env:
+        await env.reset()
+        late = "[still running after 0.0 s]\n$ sleep 60"
+        for keys, shown in (("pwd\n", "$ pwd\n/srv\n$"), ("sleep 60\n", late)):
+            assert (await env.step([(keys, 0.0)])).observation == shown
 
 
 @pytest.fixture
