@@ -1,11 +1,14 @@
-"""Declarations of a task that its image may not fulfil: a working directory, a user."""
+"""Declarations that a sandbox may not fulfil: a working directory, a user, a mount."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Collection
+from pathlib import Path
 
 from harbor.environments.base import BaseEnvironment
+from harbor.models.trial.config import ServiceVolumeConfig
+from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym._runtime import rootless
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError, TaskError
@@ -22,6 +25,11 @@ _IDS_OF = (
     f'[ -n "$found" ] || exit {_MISSING}'
 )
 """Prints the ids of an account and of its groups."""
+
+
+def is_trials_own(mount: ServiceVolumeConfig, paths: TrialPaths) -> bool:
+    """Return whether a mount is one of Harbor's log folders, which lie in the trial's directory, and not the user's."""
+    return mount["type"] == "bind" and Path(mount["source"]).resolve().is_relative_to(paths.trial_dir.resolve())
 
 
 async def require_workdir(environment: BaseEnvironment) -> None:

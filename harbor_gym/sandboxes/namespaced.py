@@ -26,7 +26,7 @@ from harbor_gym.errors import (
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.archive.transfers import Way
-from harbor_gym.sandboxes.declared import no_account, require_workdir
+from harbor_gym.sandboxes.declared import is_trials_own, no_account, require_workdir
 from harbor_gym.sandboxes.entrypoint import Entrypoint, Services, await_services
 from harbor_gym.sandboxes.extensions import ExecTimeoutError
 from harbor_gym.sandboxes.health import await_health
@@ -38,7 +38,6 @@ from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 from harbor_gym.sandboxes.supervisor.running import Finished, RunningSandbox
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_HARBOR_LOGS = "/logs/"
 _LEAST_CPUS = 0.01
 """The kernel's least quota is a millisecond, of periods of 100."""
 
@@ -70,7 +69,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             )
         if not self._has_image_of_options:
             require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
-        foreign = [target for target in self._mount_targets() if not target.startswith(_HARBOR_LOGS)]
+        foreign = [mount["target"] for mount in self._mounts if not is_trials_own(mount, self.trial_paths)]
         if foreign:
             raise TaskUnsupportedError(
                 f"{self.type()} sandboxes mount nothing of the host (asked for: {', '.join(foreign)}): use --env docker"
@@ -515,4 +514,4 @@ def default_env(image: ImageSettings) -> dict[str, str]:
 
 
 def _is_of_verifier(target: str) -> bool:
-    return PurePosixPath(target).is_relative_to(f"{_HARBOR_LOGS}verifier")
+    return PurePosixPath(target).is_relative_to("/logs/verifier")

@@ -36,7 +36,7 @@ from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError,
 from harbor_gym.sandboxes import dockerfile, reaper
 from harbor_gym.sandboxes.archive import transfers
 from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
-from harbor_gym.sandboxes.declared import require_workdir
+from harbor_gym.sandboxes.declared import is_trials_own, require_workdir
 from harbor_gym.sandboxes.docker import downloads, egress, engine, launch
 from harbor_gym.sandboxes.docker import setup as image_setup
 from harbor_gym.sandboxes.docker.engine import MAIN, docker
@@ -127,7 +127,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         self._was_interrupted = False
         self.left_behind: str | None = None
         super().__init__(environment_dir, *args, **kwargs)
-        self._log_mounts = [item for item in self._mounts if self._is_log(item)]
+        self._log_mounts = [item for item in self._mounts if is_trials_own(item, self.trial_paths)]
         # A separate verifier's sandbox has an image of its own.
         self._setup_command = None if is_of_verifier(self.session_id) else setup_command
         if build_dockerfile and not is_of_verifier(self.session_id) and dockerfile.alternative(self.environment_dir):
@@ -492,10 +492,6 @@ class DockerEnvironment(HarborDockerEnvironment):
         return path
 
     # --- log folders ---------------------------------------------------------------------------------------------
-
-    def _is_log(self, mount: ServiceVolumeConfig) -> bool:
-        trial = self.trial_paths.trial_dir.resolve()
-        return mount["type"] == "bind" and Path(mount["source"]).resolve().is_relative_to(trial)
 
     @property
     def _mounts_of_this_machine(self) -> list[ServiceVolumeConfig]:

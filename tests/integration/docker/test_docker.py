@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,9 @@ services:
 """
 
 
-def make_sandbox(task_dir: Path, name: str, **options: Any) -> BaseEnvironment:
+def make_sandbox(
+    task_dir: Path, name: str, *, users: Sequence[Mapping[str, Any]] = (), **options: Any
+) -> BaseEnvironment:
     """Make a sandbox as a trial makes the one for a task's verifier: with no overlay of the configuration's."""
     paths = TrialPaths(task_dir.parent / "trial")
     paths.mkdir()
@@ -139,7 +141,7 @@ def make_sandbox(task_dir: Path, name: str, **options: Any) -> BaseEnvironment:
         session_id=name,
         trial_paths=paths,
         task_env_config=Task(task_dir).config.environment.model_copy(update={"memory_mb": 700, "cpus": 1}),
-        mounts=[logs],
+        mounts=[logs, *users],
         persistent_env={"GIVEN": "two\nlines"},
         **options,
     )
@@ -201,6 +203,27 @@ async def test_the_overlay_reaches_the_container(tmp_path: Path, name: str, comp
     assert leftovers(name) == []
     left = (await docker("network", "ls", "--filter", mine, "--format", "{{.Name}}")).split()
     assert set(left) <= {SHARED_NETWORK.name()}, "more than what goes with the process"
+
+
+@pytest.mark.parametrize("compose", [None, OWN_COMPOSE], ids=["dockerfile", "own compose file"])
+async def test_a_users_mounts_are_there_also_in_place_of_a_log_folder(
+    tmp_path: Path, name: str, compose: str | None
+) -> None:
+    task = write_task(tmp_path / "task")
+    if compose is not None:
+        (task / "environment" / "docker-compose.yaml").write_text(compose)
+    (shared := tmp_path / "shared").mkdir()
+    (shared / "data").write_text("given\n")
+    users: list[dict[str, Any]] = [
+        {"type": "bind", "source": str(shared), "target": "/data", "read_only": True},
+        {"type": "bind", "source": str(shared), "target": "/logs/mine"},
+    ]
+    async with started(task, name, users=users) as environment:
+        told = await environment.exec("cat /data/data && ! touch /data/x && echo back >/logs/mine/back", user="root")
+        assert (told.return_code, told.stdout) == (0, "given\ntouch: cannot touch '/data/x': Read-only file system\n")
+        await nothing_of_this_machine_is_read(environment, tmp_path)
+    assert (shared / "back").read_text() == "back\n"
+    assert leftovers(name) == []
 
 
 async def nothing_of_this_machine_is_read(environment: BaseEnvironment, scratch: Path) -> None:

@@ -197,10 +197,10 @@ async def test_a_sandbox_whose_first_process_is_killed_is_lost(sandbox: LocalEnv
 
 
 async def test_log_directories_are_there_and_writable_for_all(tmp_path: Path) -> None:
-    mounts = [ServiceVolumeConfig(type="bind", source=str(tmp_path), target="/logs/verifier")]
+    mounts = [ServiceVolumeConfig(type="bind", source=str(tmp_path / "trial"), target="/logs/verifier")]
     async with running(make_sandbox(tmp_path, mounts=mounts)) as sandbox:
         await output(sandbox, "touch /logs/verifier/reward.txt /tmp/x", user="dev")
-        assert not (tmp_path / "reward.txt").exists()
+        assert not (tmp_path / "trial/reward.txt").exists()
 
 
 async def test_a_prebuilt_image_gets_the_loose_environment_files(tmp_path: Path) -> None:

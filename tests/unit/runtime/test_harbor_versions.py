@@ -98,6 +98,24 @@ async def test_a_task_whose_mcp_server_needs_credentials_is_refused_by_our_loop(
         await load_task(task, TerminalEnvConfig(task_dir=task))
 
 
+@pytest.mark.parametrize("target", ["/data", "/logs/agent", "/logs/mine"])
+@pytest.mark.parametrize("kind", [ApptainerEnvironment, LocalEnvironment])
+def test_a_users_mount_is_refused_by_name_also_in_place_of_a_log_folder(
+    kind: type[ApptainerEnvironment | LocalEnvironment], target: str, tmp_path: Path
+) -> None:
+    own, asked = ({"type": "bind", "source": str(tmp_path / name), "target": target} for name in ("trial/x", "x"))
+    assert make(kind, tmp_path, DOCKERFILE, mounts=[own])
+    with pytest.raises(TaskUnsupportedError, match=rf"mount nothing of the host \(asked for: {target}\): use --env d"):
+        make(kind, tmp_path, DOCKERFILE, mounts=[own, asked])
+
+
+@typed_options
+@pytest.mark.parametrize("kind", [ApptainerEnvironment, DockerEnvironment, LocalEnvironment])
+def test_who_asks_that_log_folders_are_mounted_is_told(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not support automatic host mounts"):
+        make(kind, tmp_path, DOCKERFILE, auto_mounting=True)
+
+
 async def test_a_compose_file_is_told_where_the_log_folders_are(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task")
     (task / "environment/docker-compose.yaml").write_text("services: {main: {}}\n")
