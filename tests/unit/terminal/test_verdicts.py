@@ -599,6 +599,48 @@ def test_what_has_settled_at_once(
     assert ask(tmp_path, f"untyped=$UNTYPED\n{_SETTLE}", [SERVER, *tree], **given) == answer
 
 
+@pytest.mark.parametrize(
+    ("call", "change", "examined"),
+    [
+        ((SLEEP, 0), "", 1),
+        ((READ, 3), "", 1),
+        ((SLEEP, 0), "echo '6000 0 1' >$proc/20/task/20/schedstat", 2),
+        ((SLEEP, 0), "rm -r $proc/20", 2),
+        ((SLEEP, 0), "sed -i 's/) S/) R/' $proc/20/stat", 2),
+        ((SLEEP, 0), "sed -i 's/ 34816 20 / 34816 10 /' $proc/20/stat", 2),
+        ((SLEEP, 0), "sed -i 's/ 34816 20 / 34816 10 /' $proc/10/stat", 2),
+        # Its input may come at any time.
+        ((READ, 0), "", 2),
+    ],
+)
+def test_who_sleeps_and_has_not_run_since_is_not_examined_again(
+    call: tuple[int, int], change: str, examined: int, tmp_path: Path
+) -> None:
+    script = f"""
+count=0
+eval "before_counting() $(declare -f examine | tail -n +2)"
+examine() {{ count=$((count + 1)); before_counting "$@"; }}
+has_settled; {change}
+has_settled; echo $count
+"""
+    tree = [SERVER, shell(), program(*call, fds={0: TTY, 1: TTY, 2: TTY, 3: "file"})]
+    given: dict[str, object] = {"BEFORE": "[20]=5000"} if call == (READ, 0) else {}
+    assert ask(tmp_path, script, tree, **given) == str(examined)
+
+
+def test_the_screen_of_a_program_that_sleeps_is_looked_at_now_and_then_until_it_has_run(tmp_path: Path) -> None:
+    script = """
+looks_skipped=0 prompt_before=$LINE
+looks() { for look in {1..16}; do needs_no_look || echo -n "$look "; done; echo; }
+examine thorough; looks
+echo '6000 0 1' >$proc/20/task/20/schedstat; looks
+"""
+    tree = [SERVER, shell(), program(SLEEP, 0)]
+    every = " ".join(map(str, range(1, 17)))
+    assert ask(tmp_path / "sleeps", script, tree, LINE="").split(" \n") == ["8 16", every]
+    assert ask(tmp_path / "edits", script, tree, LINE=">>> ").split(" \n") == [every, every]
+
+
 def test_nothing_has_settled_while_the_server_draws(tmp_path: Path) -> None:
     drawing = Process(5, 1, Thread((EPOLL, 3, 0, 0, FOREVER), "R"), name="tmux: server", fds={})
     assert ask(tmp_path, _SETTLE, [drawing, shell(), program(READ, 0)]) == "on"

@@ -18,6 +18,7 @@
 # The control client (2-tmux):
 #   to from      descriptors to and from it     client  its pid    greeting   what it printed before it was attached
 #   partial      the part of a line that a read with a time limit got        asked     number of questions so far
+#   is_unread    set for a question whose answer nobody reads
 #   answer       what the commands of the last question printed, one element each
 #   news         set when the window was renamed: there may be a new mark
 # The prompt (3-marks):
@@ -30,11 +31,14 @@
 #   descendants                           all below the shell         runtimes of them, before the keys
 #   limit                                 see `read_limit`            prompt statement   see `read_prompt`
 #   evidence patience is_hidden is_mixed has_peers is_relayed is_tended is_go  see `examine`
+#   blocker blocker_ran is_asleep         see `note_blocker`
 #   terminals                             the descriptors that another user's process has of the terminal
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
 #   waits why                   how the waits so far have ended, and this one
 #   now started                 on the clock, in ms       last_screen last_spent   what was seen at the last look
+#   settle_next                           how long the next look for a settled terminal takes, in s
+#   looks_skipped                         how many looks at the screen were skipped as the foreground slept
 #   quiet_since idle_since      since when the screen was quiet, and the programs; spent_then   what they had spent then
 #   polls                       how often they have looked up since
 #   raw_looks                   for how many looks the terminal has been raw, where nobody else reports it
@@ -53,7 +57,7 @@ fi
 # Not from the environment, which is the image's: the tests of the verdicts replace it after loading.
 proc=/proc
 signed=-1 answer=() to='' from='' client='' is_resident='' partial='' asked=0 news='' mark=0:0: kind=''
-quiet_ms=120 settle_sec=0.015 patience_sec=0.04 polling_ms=350 tended_ms=2000 long_sec=3
+quiet_ms=120 soon_sec=0.005 settle_sec=0.015 settle_next=0.015 patience_sec=0.01 polling_ms=350 tended_ms=2000 long_sec=3
 case $HOSTTYPE in
     x86_64)
         sys_read=0 sys_write=1 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 34 '

@@ -120,8 +120,10 @@ ask() {
     while read -r -d '`' -u "$from" part; do
         text+=$part
         if [[ $text == *$'\n'"$end" ]]; then
+            # The end of its line, and the line of the command's own end: left there, each would look like news.
+            read -ru "$from" part && read -ru "$from" part
             [[ $text == *$'\n%window-renamed '* ]] && news=1
-            take_answer "$text"
+            [ -n "$is_unread" ] || take_answer "$text"
             return
         fi
         text+='`'
@@ -142,7 +144,8 @@ take_answer() {
             [[ $text != *$'\n%error '"$block"* ]]
             return
         fi
-        text=${text#*$'\n%end '"$block"}
+        # Not by its pattern, which takes a time that grows with the square of what stands before.
+        text=${text:${#part}+6+${#block}}
         answer+=("${part:1}")
     done
     return 1

@@ -16,6 +16,7 @@
 # $1 is set for a look that may take milliseconds: into the programs' memory.
 examine() {
     local pid thread reader='' tender='' is_reading=''
+    blocker='' is_asleep=''
     evidence='' patience=forever is_mixed='' has_peers='' is_hidden='' is_relayed='' is_tended='' is_go=''
     # Where its leader is at work, there is no need to find the others.
     read_stat "$shell" && foreground=$terminal_group
@@ -134,14 +135,17 @@ examine_thread() {
     elif [[ $sys_epoll == *" $call "* ]]; then
         is_forever "$fourth" || is_limited=1
     elif [ "$call" != "$sys_read" ] && [ "$call" != "$sys_write" ]; then
+        note_blocker "$1" asleep
         return 1
     fi
-    [ -n "$3" ] || [ "$call" = "$sys_read" ] || { [[ $sys_select == *" $call "* ]] && [ "$first" = 0x1 ]; } || return
+    [ -n "$3" ] || [ "$call" = "$sys_read" ] || { [[ $sys_select == *" $call "* ]] && [ "$first" = 0x1 ]; } ||
+        { note_blocker "$1" && return 1; }
     find_awaited "$1" || { is_hidden=1 && return; }
     for fd in $fds; do
         if is_terminal "$1" "$fd"; then
             [ "$call" != "$sys_write" ] && reads=1
         elif [ -z "$3" ]; then
+            note_blocker "$1"
             return 1
         elif is_master "$1" "$fd"; then
             has_master=1
@@ -167,6 +171,25 @@ examine_thread() {
         # Beside others a thread may have nothing to do but to look after the program itself, as in V8.
         ((threads > 1)) && [[ $sys_epoll == *" $call "* ]] && is_tended=1 tender=$1
     fi
+}
+
+# Sets blocker to a process of one thread that keeps `examine` from being true by what it waits in, and blocker_ran to its
+# time on a processor from before that was read: until it has run again, it still does. $2 is set where it does so in a
+# thorough look, too.
+note_blocker() {
+    ((threads > 1)) || blocker=$1 blocker_ran=$runtime is_asleep=$2
+}
+
+# True where the process that was in the way still is: it has not run, and is in the terminal's foreground.
+is_blocked() {
+    local ran=''
+    if [ -n "$blocker" ] && read_stat "$shell"; then
+        foreground=$terminal_group
+        read_stat "$blocker" && [ "$state $group $terminal_group" = "S $foreground $foreground" ] &&
+            read -r ran _ <"$proc/$blocker/task/$blocker/schedstat" && [ "$ran" = "$blocker_ran" ] && return
+    fi
+    blocker='' is_asleep=''
+    return 1
 }
 
 # True for the thread by which Go's runtime looks after itself, which alone sleeps like this: for a time from now on, not
@@ -196,13 +219,14 @@ examine_name() {
 # more is typed. One who reads for a limited time only has other things to do, but in a full-screen program that is
 # waited for no longer than a few ticks of its clock.
 has_settled() {
-    local before wanted
-    examine '' && [ -z "$is_hidden" ] || return
+    local before wanted settling=$settle_next
+    settle_next=$settle_sec
+    ! is_blocked && examine '' && [ -z "$is_hidden" ] || return
     before=$evidence wanted=$patience
     if [ "$wanted" = limited ]; then
         read_mark && [ "$is_full" = 1 ] && sleep_quietly "$patience_sec"
     else
-        sleep_quietly "$settle_sec"
+        sleep_quietly "$settling"
     fi || return
     # A read that comes back after a while, although nothing was typed, is a way to look whether something was.
     if [[ ,$evidence == *",$sys_read "* ]] && is_raw && ! [[ $modes == *'min = 1; time = 0;'* ]]; then return 1; fi
@@ -230,7 +254,7 @@ at_prompt() {
     if [ -n "$types_ahead" ]; then
         # More input may be on its way than the line that brought this prompt.
         local seen=$mark
-        await_news "$settle_sec"
+        await_news "$soon_sec"
         if ! shell_is_idle && [ "${mark%%:*}" = "$shell" ]; then
             news=1
             return 1

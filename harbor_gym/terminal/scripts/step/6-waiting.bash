@@ -42,7 +42,8 @@ await_first_prompt() {
 # Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
 wait_until_done() {
     local end next_look is_early=1
-    why='' last_screen='' last_spent='' spent_then=0 raw_looks=0 polls=0
+    why='' last_screen='' last_spent='' spent_then=0 raw_looks=0 polls=0 blocker='' is_asleep='' looks_skipped=0
+    settle_next=$soon_sec
     read_clock
     started=$now quiet_since=$now idle_since=$now
     end=$((now + $1)) next_look=$((now + 30))
@@ -58,7 +59,7 @@ wait_until_done() {
             if ((now >= end)); then
                 end_wait "$2"
             elif ((now >= next_look)); then
-                if [ -z "$2" ]; then look; fi
+                if [ -z "$2" ] && ! needs_no_look; then look; fi
                 next_look=$((now + (now - started < 500 ? 40 : 100)))
             fi
         fi
@@ -68,6 +69,9 @@ wait_until_done() {
         if is_abandoned; then why=abandoned; fi
     done
 }
+
+# True where the foreground sleeps since it was examined. Now and then the screen is looked at all the same.
+needs_no_look() { [ -n "$is_asleep" ] && [ -z "$prompt_before" ] && is_blocked && ((++looks_skipped % 8)); }
 
 # The time is up: what arrived at the last moment counts.
 end_wait() {
@@ -87,6 +91,7 @@ pause() {
     local left=$((next_look < end ? next_look - now : end - now)) most=50
     [ -n "$news" ] && [ -z "$1" ] && most=5
     if [ -z "$1" ] && [ -n "$can_settle" ] && ((now - started < 200)); then most=10; fi
+    if [ -n "$blocker" ] && ((now - started > 4 * most)); then most=$((now - started < 200 ? (now - started) / 4 : 50)); fi
     if [ -n "$is_early" ] && [ -z "$1" ]; then most=4; fi
     ((left > most)) && left=$most
     ((left < 1)) && left=1

@@ -7,7 +7,7 @@
 show_screen() {
     local turn pane="$nonce pane #{pane_dead} #{pane_dead_status} #{pane_dead_signal} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"
     for turn in 1 2; do
-        ask "set-option -p -F -t %0 @frame '$pane|#{pane_path}'" "set-option -p -t %0 @step '$nonce step ${waits:-,}'" \
+        is_unread=1 ask "set-option -p -F -t %0 @frame '$pane|#{pane_path}'" "set-option -p -t %0 @step '$nonce step ${waits:-,}'" \
             "if-shell -F -t %0 '#{alternate_on}' 'capture-pane -b text -t %0 ; capture-pane -b visible -t %0' \
 'capture-pane -b text -J -S - -t %0 ; clear-history -t %0 ; capture-pane -b visible -J -t %0'"
         show_again && return
