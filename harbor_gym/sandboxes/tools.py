@@ -22,6 +22,9 @@ _BUILD_ERROR = re.compile(
 )
 """How buildah and Docker tell which instruction failed."""
 
+_STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: .*\n", re.MULTILINE)
+"""How buildah tells which instruction begins."""
+
 
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
              "--pid", "--fork", "--kill-child", "--mount-proc")  # fmt: skip
@@ -126,8 +129,9 @@ def build_failure(path: Path, output: str) -> str:
     if step is not None and len(step) > _SHOWN_STEP:
         step = f"{step[:_SHOWN_STEP]}…"
     reason = whole if step is None else f"{step}: {why}"
-    before = "\n".join(output[: found[-1].start()].strip().splitlines()[-_BUILD_TAIL_LINES:])
-    return f"{path} does not build: {reason.strip()}; its last lines:\n{before}"
+    *_, printed = _STEP.split(output[: found[-1].start()])
+    before = "\n".join(printed.strip().splitlines()[-_BUILD_TAIL_LINES:])
+    return f"{path} does not build: {reason.strip()}" + (f"; its last lines:\n{before}" if before else "")
 
 
 def tail(output: str) -> str:

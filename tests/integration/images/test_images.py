@@ -135,8 +135,8 @@ async def test_the_record_of_an_image_is_read_once(context: Path, monkeypatch: p
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 async def test_a_failing_dockerfile_is_an_error_with_the_builders_last_words(context: Path) -> None:
-    (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo last words >&2; exit 42\n")
-    with pytest.raises(SandboxStartError, match=r"(?s)does not build: RUN .*42; its last lines:\n.*last words"):
+    (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN true\nRUN echo last words >&2; exit 42\n")
+    with pytest.raises(SandboxStartError, match=r"does not build: RUN .*42; its last lines:\nlast words$"):
         await build_image(context)
 
 

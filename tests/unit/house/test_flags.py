@@ -134,8 +134,10 @@ def test_the_losses_are_those_of_the_service_that_need_no_targets() -> None:
 @pytest.mark.parametrize("backend", Backend)
 def test_what_is_not_given_is_the_backends(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     config, defaults = parse(monkeypatch, *SOME_TASK, "--backend", backend.value), BACKEND_DEFAULTS[backend]
-    for name in ("model_name", "renderer_name", "max_tokens", "max_context_tokens", "num_batches", "learning_rate"):
+    names = ("model_name", "renderer_name", "max_tokens", "max_context_tokens", "num_batches", "learning_rate")
+    for name in (*names, "save_every"):
         assert getattr(config, name) == getattr(defaults, name)
+    assert 0 < config.save_every < (config.num_batches or 0), "an interruption would lose the whole run"
     assert config.env.max_turns == defaults.max_turns
     assert parse(monkeypatch, *SOME_TASK, "--epochs", "2").num_batches is None
 

@@ -1,4 +1,4 @@
-"""A run's folder: what may be deleted, what restores every flag, and what a changed one is called."""
+"""A run's folder: what may be deleted, that it has every flag, and which line names a changed one."""
 
 import asyncio
 import json

@@ -49,6 +49,7 @@ class BackendDefaults:
     max_context_tokens: int
     num_batches: int
     learning_rate: float
+    save_every: int
     max_turns: int
 
 
@@ -60,6 +61,7 @@ BACKEND_DEFAULTS = {
         max_context_tokens=32_768,
         num_batches=25,
         learning_rate=4e-5,
+        save_every=10,
         max_turns=30,
     ),
     # A policy of two million parameters, built on first use; None is that policy.
@@ -70,6 +72,7 @@ BACKEND_DEFAULTS = {
         max_context_tokens=4096,
         num_batches=5,
         learning_rate=1e-3,
+        save_every=1,
         max_turns=10,
     ),
 }
@@ -246,7 +249,7 @@ class TrainConfig(BaseModel):
     log_dir_exists: LogDirExists = _field(OUTPUT, LogDirExists.ASK)
     """What to do if that folder exists."""
 
-    save_every: int = _field(OUTPUT, 10, ge=0)
+    save_every: int = _by_backend("save_every", OUTPUT, ge=0)
     """Batches between checkpoints; 0 keeps only the last."""
 
     eval_every: int = _field(OUTPUT, 0, ge=0)
