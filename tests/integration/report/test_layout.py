@@ -1,6 +1,7 @@
 """Each page at three widths, light and dark: nothing is beyond the window's edge, or over its neighbour."""
 
 import json
+import re
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
@@ -94,6 +95,13 @@ async def test_each_page_of_the_documentation_fits(page: Page) -> None:
     for path in pages:
         await look(page, path.as_uri(), "[...document.images].every(image => image.complete)")
     assert page.errors == []
+
+
+@pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="make docs builds the site")
+def test_the_documentation_asks_no_other_server() -> None:
+    asked = re.compile(r'<(?:img|script|link|iframe|source)\b[^>]*?(?:src|href)="?(?:https?:)?//[^>]*')
+    pages = {path: path.read_text(encoding="utf-8") for path in SITE.rglob("*.html")}
+    assert {str(path): found for path, text in pages.items() if (found := asked.findall(text))} == {}
 
 
 async def test_what_does_not_fit_is_found(page: Page, tmp_path: Path) -> None:
