@@ -90,7 +90,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     **Who root is**: each sandbox has a user namespace of its own with 589,824 ids that no other has, and up to 128
     higher ones that its image uses, so root inside is nobody on the machine. Where the kernel or the cache's file
     system can't show an image's files with other owners (``harbor-gym doctor`` reports it), and for an ordinary user,
-    root inside is the caller, confined in namespaces.
+    root inside has the caller's user id, confined in namespaces.
 
     Needs Linux with buildah, libseccomp and the OCI seccomp profile that buildah's package brings, and root or an
     ordinary user with subordinate ids (subuid(5)). Compose tasks, GPUs and host mounts of the user's own are refused.
