@@ -28,20 +28,17 @@ pytestmark = [
 ]
 
 GROUP = 3
+CONTAINERS, NETWORKS, VOLUMES = ("ps", "-a"), ("network", "ls"), ("volume", "ls")
 
 
-def in_docker(pid: int) -> list[str]:
-    """Return the containers, networks and volumes that carry the label of a process, dead or alive."""
+def in_docker(pid: int, *kinds: tuple[str, ...]) -> list[str]:
+    """Return what Docker has of some kinds that carries the label of a process, dead or alive."""
     found: list[str] = []
-    for words in (["ps", "-a"], ["network", "ls"], ["volume", "ls"]):
+    for words in kinds:
         command = ["docker", *words, "--filter", f"label={OWNER_LABEL}", "--format", f'{{{{.Label "{OWNER_LABEL}"}}}}']
         labels = subprocess.check_output(command, text=True).splitlines()
         found += [f"{words[0]} {label}" for label in labels if re.search(rf"\.{pid}\.\d+$", label)]
     return found
-
-
-def containers_of(pid: int) -> list[str]:
-    return [name for name in in_docker(pid) if name.startswith("ps ")]
 
 
 def run_of(process: subprocess.Popen[str]) -> list[int]:
@@ -64,7 +61,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], *, l
     while not condition():
         assert process.poll() is None, process.communicate()[1][-3000:]
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.5)  # each look starts a program, and a training takes a minute to begin
 
 
 def is_running(pid: int) -> bool:
@@ -94,7 +91,7 @@ def test_a_signal_stops_the_containers_of_a_training_run(tmp_path: Path, scratch
         text=True,
     )
     try:
-        wait_for(lambda: len(containers_of(process.pid)) == GROUP, process, limit_sec=1200)
+        wait_for(lambda: len(in_docker(process.pid, CONTAINERS)) == GROUP, process, limit_sec=1200)
         below = run_of(process)
         assert below, "the training server is a process of its own"
         process.send_signal(signal.SIGTERM)
@@ -103,7 +100,7 @@ def test_a_signal_stops_the_containers_of_a_training_run(tmp_path: Path, scratch
         process.kill()
         process.wait()
     assert process.returncode == 143, errors[-3000:]
-    assert in_docker(process.pid) == []
+    assert in_docker(process.pid, CONTAINERS, NETWORKS, VOLUMES) == []
     assert [pid for pid in below if is_running(pid)] == []
     assert [path.name for path in scratch.iterdir() if path.name.startswith("harbor-gym")] == []
     assert "Traceback" not in errors
