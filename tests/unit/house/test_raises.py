@@ -2,17 +2,24 @@
 
 import ast
 import builtins
+import functools
 import importlib
 import inspect
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.helpers.paths import ROOT
 
 _SECTION = re.compile(r"^Raises:\n((?:    .*\n|\n)+)", re.MULTILINE)
 _ENTRY = re.compile(r"^    ([\w.]+(?:(?:, | and | or )[\w.]+)*):", re.MULTILINE)
-_MODULES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "harbor_gym").rglob("*.py"))}
+
+
+@functools.cache
+def _modules() -> dict[Path, ast.Module]:
+    paths = sorted((ROOT / "harbor_gym").rglob("*.py"))
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def _classes(tree: ast.Module) -> Iterator[str]:
@@ -23,7 +30,9 @@ def _classes(tree: ast.Module) -> Iterator[str]:
             yield from (alias.asname or alias.name for alias in node.names)
 
 
-_KNOWN = {name for tree in _MODULES.values() for name in _classes(tree)} | set(dir(builtins))
+@functools.cache
+def _known() -> set[str]:
+    return {name for tree in _modules().values() for name in _classes(tree)} | set(dir(builtins))
 
 
 def names_raised(docstring: str) -> list[str]:
@@ -36,7 +45,9 @@ def names_raised(docstring: str) -> list[str]:
 
 def exists(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
-    return name in _KNOWN or (module in sys.stdlib_module_names and hasattr(importlib.import_module(module), attribute))
+    return name in _known() or (
+        module in sys.stdlib_module_names and hasattr(importlib.import_module(module), attribute)
+    )
 
 
 def _named(tree: ast.Module) -> Iterator[str]:
@@ -61,6 +72,6 @@ def test_the_section_is_read() -> None:
 
 def test_every_class_exists() -> None:
     assert not exists("FoundingError")
-    named = [(path.relative_to(ROOT), name) for path, tree in _MODULES.items() for name in _named(tree)]
+    named = [(path.relative_to(ROOT), name) for path, tree in _modules().items() for name in _named(tree)]
     assert len(named) > 500
     assert [(str(path), name) for path, name in named if not exists(name)] == []
