@@ -12,7 +12,8 @@ environment=$(.ci/environment.sh harbor_newest)
 unset HARBOR_GYM_REQUIRE # frameworks have environments of their own, and each engine's tests run in .venv
 "$environment/bin/python" -m pytest -n 3 --max-worker-restart 0 -m 'not slow' \
   tests/unit/checking tests/unit/episode tests/unit/sandboxes tests/unit/runtime tests/unit/gateway \
-  tests/unit/tasks tests/unit/adapters/test_harbor_agents.py \
+  tests/unit/tasks tests/unit/formats tests/unit/rollouts tests/unit/testing \
+  tests/unit/adapters/test_harbor_agents.py \
   tests/contract/test_fidelity.py::test_one_task_with_nearly_every_declaration \
   tests/contract/test_outcomes.py tests/contract/test_same_episode.py tests/contract/test_fidelity_steps.py \
   tests/integration/adapters/test_harbor_rollouts.py tests/integration/adapters/test_harbor_server.py \

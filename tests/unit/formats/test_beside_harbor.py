@@ -184,7 +184,8 @@ JSON_PIECES = ["{", "}", "[", "]", '"', "\\", ",", ":", "\n", "\0", "\ud800", "Ã
 XML_TAGS = [f"<{slash}{name}>" for name in ("response", "analysis", "plan", "commands", "task_complete", "keystrokes")
             for slash in ("", "/")]  # fmt: skip
 XML_PIECES = [LS, respond(LS), "<keystrokes duration=", '"1"', "'", ">", "< >", "< ", "</>", "true", "\0", "\ud800", "Ã©", "&lt;",
-              "<!--", "nan", "9" * 5000, *XML_TAGS]  # fmt: skip
+              "<!--", "nan", "9" * 200, *XML_TAGS]  # fmt: skip
+"""40 of them make no tag of a length that we refuse and Harbor reads."""
 
 
 def check_beside_harbors(text: str, action_format: ActionFormat) -> ParsedAction:
