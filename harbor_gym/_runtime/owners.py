@@ -15,7 +15,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from harbor_gym._runtime.procfs import PROC, read_stat
+from harbor_gym._runtime.procfs import PROC, read_stat, text_or_empty
 
 _MACHINE_ID = Path("/etc/machine-id")
 _FORMAT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{12})\.(\d+)\.(\d+)\.(\d+)")
@@ -64,7 +64,7 @@ def this_process() -> Owner:
 
 def boot_id() -> str:
     """Return the id of this boot of the machine as its kernel reports it; empty where it doesn't."""
-    return _read(PROC / "sys/kernel/random/boot_id")
+    return text_or_empty(PROC / "sys/kernel/random/boot_id")
 
 
 def run_id() -> str:
@@ -122,7 +122,7 @@ def _run_of(pid: int) -> str:
 def _host() -> str:
     # The host name distinguishes containers that were made from one image with a machine id in it. Many have none: then
     # what an earlier boot left counts as another machine's. The last resort may differ from process to process.
-    machine = _read(_MACHINE_ID) or boot_id() or f"{uuid.getnode():x}"
+    machine = text_or_empty(_MACHINE_ID) or boot_id() or f"{uuid.getnode():x}"
     return _digest(f"{machine}\n{socket.gethostname()}")
 
 
@@ -150,10 +150,3 @@ def _exists(pid: int) -> bool:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

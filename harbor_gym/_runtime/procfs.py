@@ -95,3 +95,11 @@ def descendants(ancestor: int) -> set[int]:
         found.update(below)
         waiting += below
     return found
+
+
+def text_or_empty(path: Path) -> str:
+    """Return a file of the kernel's, or a short one of the system's, stripped; empty where it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

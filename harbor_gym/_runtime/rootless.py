@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harbor_gym._runtime.processes import ask
+from harbor_gym._runtime.procfs import text_or_empty
 
 USER_NAMESPACE = ("--user", "--map-root-user", "--map-auto") if os.geteuid() != 0 else ()
 """What ``unshare`` needs beside other namespaces; nothing for root. Its root is the user, the rest their ids' range."""
@@ -72,7 +73,7 @@ def refusal(min_linux: tuple[int, int] = _MIN_LINUX) -> tuple[str, str]:
         return "newuidmap and newgidmap are missing", "apt-get install -y uidmap"
     user = _user_name()
     for option, path in (("--add-subuids", Path("/etc/subuid")), ("--add-subgids", Path("/etc/subgid"))):
-        if ids_in(_read(path), user, os.getuid()) < _MIN_IDS:
+        if ids_in(text_or_empty(path), user, os.getuid()) < _MIN_IDS:
             return f"{user} has less than {_MIN_IDS} ids in {path}", f"usermod {option} 100000-165535 {user}"
     return _trial()
 
@@ -83,7 +84,7 @@ def switch_refusal(switches: Mapping[Path, tuple[str, str]] = _SWITCHES) -> tupl
     Both are empty where none does. Ubuntu 24.04 does so by AppArmor.
     """
     for path, (refused, wanted) in switches.items():
-        if _read(path) == refused:
+        if text_or_empty(path) == refused:
             return f"no user namespaces for ordinary users ({path} is {refused})", f"sysctl -w {wanted}"
     return "", ""
 
@@ -129,7 +130,7 @@ def _trial() -> tuple[str, str]:
 def subordinate_ids() -> int:
     """Return how many subordinate ids this user has, of users and of groups."""
     user = _user_name()
-    return min(ids_in(_read(path), user, os.getuid()) for path in (Path("/etc/subuid"), Path("/etc/subgid")))
+    return min(ids_in(text_or_empty(path), user, os.getuid()) for path in (Path("/etc/subuid"), Path("/etc/subgid")))
 
 
 def shared_ids() -> int:
@@ -152,7 +153,7 @@ def more_ids_hint() -> str:
 
 def mapped_ids() -> int:
     """Return how many ids from 0 on this process's user namespace has, of users and of groups."""
-    return min(_mapped_ids(_read(Path("/proc/self") / name)) for name in ("uid_map", "gid_map"))
+    return min(_mapped_ids(text_or_empty(Path("/proc/self") / name)) for name in ("uid_map", "gid_map"))
 
 
 def mapped_ids_of_builds() -> int:
@@ -188,10 +189,3 @@ def _user_name() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return f"user {os.geteuid()}"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

@@ -26,11 +26,6 @@ class BenchReport:
         return dataclasses.asdict(self)
 
 
-def format_fields(report: BenchReport) -> str:
-    """Return a report without rows for people: a line for each field."""
-    return plain_table((), [(name, str(value)) for name, value in report.as_object().items()])
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One step, taken once."""

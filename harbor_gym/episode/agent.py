@@ -10,6 +10,7 @@ from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
+from harbor_gym import __version__
 from harbor_gym._runtime.harbor_versions import header_capability
 from harbor_gym.episode.resources import Resources, read_skills
 from harbor_gym.errors import UsageError
@@ -57,8 +58,6 @@ class PolicyAgent(BaseAgent):
 
     def version(self) -> str:
         """Return the version in trial results."""
-        from harbor_gym import __version__
-
         return __version__
 
     async def setup(self, environment: BaseEnvironment) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harbor_gym import __version__
 from harbor_gym._runtime.files import replace_text
 from harbor_gym.formats.tool_text import ToolCall
 from harbor_gym.types import Command, EpisodeInfo
@@ -28,7 +29,7 @@ class Trajectory:
     def __init__(self, *, sandbox: str, action_format: str) -> None:
         self._agent = {
             "name": "harbor-gym",
-            "version": _version(),
+            "version": __version__,
             "extra": {"sandbox": sandbox, "action_format": str(action_format)},
         }
         self._phases: list[list[dict[str, Any]]] = []
@@ -95,9 +96,3 @@ def _called(item: Command | ToolCall) -> dict[str, Any]:
         "function_name": _TOOL,
         "arguments": {"keystrokes": item.keystrokes, "duration_sec": item.duration_sec},
     }
-
-
-def _version() -> str:
-    from harbor_gym import __version__
-
-    return __version__

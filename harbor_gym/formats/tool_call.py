@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from harbor_gym.formats.call_forms import HERMES, CallForm, find_opening, looks_like_a_call
 from harbor_gym.formats.parsed import MAX_DURATION_SEC, ParsedAction, as_list, check_commands, failure, success
-from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, skip_blanks
 
 COMPLETING_TOOLS = ("submit", "finish", "task_complete")
 """Tools that declare the task complete."""
@@ -96,10 +96,10 @@ def _find_calls(text: str, warnings: list[str], tools: Sequence[ToolDefinition])
         return
     if form is HERMES:
         while position >= 0:
-            start = _skip_blanks(text, position + len(_TAG))
+            start = skip_blanks(text, position + len(_TAG))
             call, end = decoder.raw_decode(text, start)
             yield call
-            if not text.startswith(_END_TAG, _skip_blanks(text, end)):
+            if not text.startswith(_END_TAG, skip_blanks(text, end)):
                 warnings.append(f"A {_TAG} was not closed by {_END_TAG} right after its JSON object")
             position = text.find(_TAG, end)
         return
@@ -223,12 +223,6 @@ def _read_bash(arguments: Mapping[str, Any], number: int, warnings: list[str]) -
         warnings.append(f"Call {number}: unknown arguments: {', '.join(unknown)}")
     keystrokes = command if command.endswith("\n") or not command else f"{command}\n"
     return keystrokes, MAX_DURATION_SEC if timeout is None else timeout
-
-
-def _skip_blanks(text: str, position: int) -> int:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
 
 
 def _explain(error: Exception) -> str:

@@ -133,7 +133,7 @@ def encodable(text: str) -> str:
 
 def _read_call(text: str, position: int, freeform: set[str]) -> tuple[ToolCall, int] | None:
     """Return the call whose JSON starts at ``position``, and where the text goes on behind it."""
-    start = _skip_blanks(text, position)
+    start = skip_blanks(text, position)
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
     except (ValueError, RecursionError):
@@ -141,7 +141,7 @@ def _read_call(text: str, position: int, freeform: set[str]) -> tuple[ToolCall, 
     call = _as_call(value, freeform)
     if call is None:
         return None
-    closing = _skip_blanks(text, end)
+    closing = skip_blanks(text, end)
     # A model cut at its token limit, or one that forgets the closing tag, has still written the whole call.
     return call, closing + len(_END_TAG) if text.startswith(_END_TAG, closing) else end
 
@@ -177,7 +177,8 @@ def _call_json(call: ToolCall) -> str:
     return encodable(json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False))
 
 
-def _skip_blanks(text: str, position: int) -> int:
+def skip_blanks(text: str, position: int) -> int:
+    """Return the place of the first character from ``position`` on that is no white space."""
     while position < len(text) and text[position].isspace():
         position += 1
     return position

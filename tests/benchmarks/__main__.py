@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.bench.report import format_fields
+from harbor_gym._runtime.console.tables import plain_table
+from harbor_gym.bench.report import BenchReport
 from harbor_gym.bench.sandbox import started_environment
 from harbor_gym.cli.bench import BenchEnv, measuring, print_report, show_progress
 from harbor_gym.cli.exits import run_and_exit
@@ -36,6 +37,11 @@ benchmarks = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def format_fields(report: BenchReport) -> str:
+    """Return a report without rows for people: a line for each field."""
+    return plain_table((), [(name, str(value)) for name, value in report.as_object().items()])
 
 
 @benchmarks.command("all")

@@ -49,9 +49,6 @@ STOP_REASONS: tuple[str, ...] = tuple(
 )
 """Every ``stop/<reason>`` that this environment reports: the cookbook's word where it has one, ours otherwise."""
 
-END_REASONS: dict[str, EndReason] = {str(_COOKBOOK_WORDS.get(reason, reason.value)): reason for reason in EndReason}
-"""Our word for each ``stop/<reason>``."""
-
 
 def stop_metric(reason: EndReason) -> str:
     """Return the metric's name that marks an episode which ended so."""

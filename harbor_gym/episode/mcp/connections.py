@@ -20,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from harbor_gym import __version__
 from harbor_gym.sandboxes.extensions import PipedProcess
 from harbor_gym.terminal.transports.channel import end_piped
 
@@ -75,7 +76,7 @@ class Connection(ABC):
         Raises:
             ServerError: As :meth:`request`.
         """
-        client = {"name": "harbor-gym", "version": _version()}
+        client = {"name": "harbor-gym", "version": __version__}
         params = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
         result = await self.request("initialize", params)
         self._version = str(result.get("protocolVersion", PROTOCOL_VERSION))
@@ -320,9 +321,3 @@ def _encoded(message: Message) -> bytes:
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
-
-
-def _version() -> str:
-    from harbor_gym import __version__
-
-    return __version__

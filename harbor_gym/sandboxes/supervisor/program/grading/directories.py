@@ -148,20 +148,13 @@ def _removed(walk: "_Walk", path: str) -> str:
 
 def _directory_at(parent: int, name: str) -> int:
     """Return a descriptor of a directory, made where there is none, in place of a file or a link."""
-    kind = _kind(parent, name)
+    kind = removal.kind_of(parent, name)
     if kind not in (0, stat.S_IFDIR):
         os.unlink(name, dir_fd=parent)
         kind = 0
     if not kind:
         os.mkdir(name, 0o755, dir_fd=parent)
     return os.open(name, _DIRECTORY, dir_fd=parent)
-
-
-def _kind(parent: int, name: str) -> int:
-    try:
-        return stat.S_IFMT(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return 0
 
 
 def _open_to_all(place: int) -> None:

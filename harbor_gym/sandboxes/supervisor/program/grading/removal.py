@@ -135,11 +135,11 @@ def empty(place: int) -> None:
             deeper = _remove_entries(place, passed)
             if deeper is not None:
                 above.append((deeper, _identity(place)))
-                place = _exchanged(place, deeper)
+                place = exchanged(place, deeper)
             elif above:
                 name, parent = above.pop()
                 passed.add(_identity(place))
-                place = _exchanged(place, "..")
+                place = exchanged(place, "..")
                 if _identity(place) != parent:
                     return
                 with contextlib.suppress(OSError):
@@ -173,8 +173,17 @@ def _removed_directory(name: str, place: int) -> bool:
     return True
 
 
-def _exchanged(place: int, name: str) -> int:
-    other = os.open(name, _DIRECTORY, dir_fd=place)
+def kind_of(place: int, name: str) -> int:
+    """Return the file type bits of a directory's entry, itself and not a link's target; 0 where there is none."""
+    try:
+        return stat.S_IFMT(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return 0
+
+
+def exchanged(place: int, name: str, flags: int = _DIRECTORY) -> int:
+    """Open an entry of a directory, and close the directory."""
+    other = os.open(name, flags, dir_fd=place)
     os.close(place)
     return other
 

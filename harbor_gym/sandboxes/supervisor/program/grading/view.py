@@ -136,7 +136,7 @@ class View:
         owner = self._ids.outside(0)
         for depth, name in enumerate(names):
             wants_directory = is_directory or depth < len(names) - 1
-            kind = _kind(place, name)
+            kind = removal.kind_of(place, name)
             if kind and (kind == stat.S_IFDIR) != wants_directory:
                 removal.remove_entry(name, place)
                 kind = 0
@@ -145,7 +145,7 @@ class View:
                 os.chown(name, owner, owner, dir_fd=place, follow_symlinks=False)
             elif not kind:
                 os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=place))
-            place = _exchanged(place, name)
+            place = removal.exchanged(place, name, _ANYTHING)
         return place
 
     def _enclose(self, user_namespace: int, has_network: bool) -> None:
@@ -203,7 +203,7 @@ def _reached(place: int, names: list[str]) -> int | None:
     for depth, name in enumerate(names):
         is_last = depth == len(names) - 1
         try:
-            place = _exchanged(place, name, _ANYTHING if is_last else _DIRECTORY)
+            place = removal.exchanged(place, name, _ANYTHING if is_last else _DIRECTORY)
         except OSError:
             os.close(place)
             return None
@@ -218,25 +218,12 @@ def _plain_parent(root: int, names: list[str]) -> str:
     place = os.dup(root)
     try:
         for depth, name in enumerate(names):
-            if _kind(place, name) != stat.S_IFDIR:
+            if removal.kind_of(place, name) != stat.S_IFDIR:
                 return "/" + "/".join(names[: depth + 1])
-            place = _exchanged(place, name)
+            place = removal.exchanged(place, name, _ANYTHING)
     finally:
         os.close(place)
     return "/" + "/".join(names)
-
-
-def _kind(place: int, name: str) -> int:
-    try:
-        return stat.S_IFMT(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return 0
-
-
-def _exchanged(place: int, name: str, flags: int = _ANYTHING) -> int:
-    other = os.open(name, flags, dir_fd=place)
-    os.close(place)
-    return other
 
 
 def written_paths(upper: str = "upper") -> dict[str, Any]:
