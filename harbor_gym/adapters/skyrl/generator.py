@@ -30,6 +30,7 @@ from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.samplers.statuses import settings_error
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
+from harbor_gym.sequences import staleness
 from harbor_gym.types import Sample
 
 
@@ -75,6 +76,8 @@ class HarborTerminalGenerator(GeneratorInterface):
         policy_model_name: str | None = None,
     ) -> None:
         self._cfg, self._settings = generator_cfg, check_settings(settings or HarborSettings(), generator_cfg)
+        if self._settings.max_token_staleness is not None and _version(inference_engine_client) is None:
+            raise UsageError("harbor.max_token_staleness needs an inference engine with a weight_version")
         if self._settings.harbor_server is None:
             preflight(environment_config(self._settings.sandbox, options=self._settings.sandbox_options))
         template = get_custom_chat_template(generator_cfg.chat_template)
@@ -102,6 +105,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         params = input_batch.get("sampling_params")
         trajectories = await self._play_all(input_batch, params, self._cache_salt())
         self._count_lost(trajectories)
+        newest = _version(self._engine)
         metadata = input_batch.get("batch_metadata")
         settings = RowSettings(
             step_wise=self._cfg.step_wise_trajectories,
@@ -109,9 +113,16 @@ class HarborTerminalGenerator(GeneratorInterface):
             zero_reward_on_non_stop=self._cfg.zero_reward_on_non_stop,
             apply_overlong_filtering=self._cfg.apply_overlong_filtering,
             filler_token=self._filler_token,
+            oldest=self._settings.oldest(newest),
         )
-        columns = make_columns(make_rows(trajectories, settings), settings, has_logprobs=self._has_logprobs(params))
-        metrics = {**_standard_metrics(columns, trajectories), **summarise(trajectories, settings)}
+        rows = make_rows(trajectories, settings)
+        columns = make_columns(rows, settings, has_logprobs=self._has_logprobs(params))
+        behind = {} if newest is None else staleness((row.sequence for row in rows), newest)
+        metrics = {
+            **_standard_metrics(columns, trajectories),
+            **summarise(trajectories, settings),
+            **{f"harbor/tokens_{age}_behind": float(count) for age, count in behind.items()},
+        }
         return cast("GeneratorOutput", {**columns, "rollout_metrics": metrics})
 
     async def _play_all(
@@ -163,7 +174,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         return asked is not None
 
     def _cache_salt(self) -> str | None:
-        version = getattr(self._engine, "weight_version", None) if self._cfg.use_cache_salt else None
+        version = _version(self._engine) if self._cfg.use_cache_salt else None
         return None if version is None else build_vllm_cache_salt(version, self._model)
 
     def _count_lost(self, trajectories: Sequence[Trajectory]) -> None:
@@ -195,25 +206,33 @@ class _EngineSampler:
             "session_ids": [self.session_id],
             "cache_salt": self.cache_salt,
         }
-        started = time.monotonic()
+        started, version = time.monotonic(), _version(self.engine)
         try:
             output = await self.engine.generate(request, model=self.model)
         except Exception as exc:  # whatever a foreign client raises: here it becomes an engine that failed
             raise _engine_error(exc) from exc
         finally:
             self.seconds += time.monotonic() - started
-        return self._read(output)
+        return self._read(output, version)
 
-    def _read(self, output: Mapping[str, Any]) -> Sample:
+    def _read(self, output: Mapping[str, Any], version: int | None) -> Sample:
         tokens, reason = list(output["response_ids"][0]), output["stop_reasons"][0]
         if reason not in ("stop", "length"):
             raise SamplerError(f"SkyRL's inference engine ended a message with {reason!r}, neither stop nor length")
         if not self.has_logprobs:
-            return Sample(tokens, None, reason)
+            return Sample(tokens, None, reason, version)
         logprobs = (output.get("response_logprobs") or [None])[0]
         if logprobs is None or len(logprobs) != len(tokens) or any(map(math.isnan, logprobs)):
             raise SamplerError(f"SkyRL's inference engine returned no log-probability for each of {len(tokens)} tokens")
-        return Sample(tokens, list(logprobs), reason)
+        return Sample(tokens, list(logprobs), reason, version)
+
+
+def _version(engine: Engine) -> int | None:
+    """Return how often the engine's weights were changed, which SkyRL's remote client and its double count.
+
+    A message through which they change has the version of its beginning: the engine does not tell where it was.
+    """
+    return getattr(engine, "weight_version", None)
 
 
 def _engine_error(error: Exception) -> HarborGymError:

@@ -75,6 +75,9 @@ class RowSettings:
     filler_token: int
     """The token of a row that has none of its own."""
 
+    oldest: int | None = None
+    """The oldest version of the weights whose tokens are trained; None is any."""
+
 
 def make_rows(trajectories: Sequence[Trajectory], settings: RowSettings) -> list[Row]:
     """Return the rows of a batch, in the order of its trajectories.
@@ -175,6 +178,8 @@ def _sequences(trajectory: Trajectory, settings: RowSettings) -> list[TokenSeque
         sequences = [turn for segment in segments for turn in split(segment)]
     else:
         sequences = [trajectory.rollout.main]
+    if settings.oldest is not None:
+        sequences = [sequence.masked(older_than=settings.oldest) for sequence in sequences]
     is_masked = settings.apply_overlong_filtering and trajectory.stop_reason != "stop"
     return [sequence.masked() for sequence in sequences] if is_masked else sequences
 

@@ -33,6 +33,13 @@ class HarborSettings(EpisodeSettings, BaseConfig):
     """Calls of ``generate`` in a row without a single verdict after which the next one raises: a trainer would go on
     without learning, or wait for ever."""
 
+    max_token_staleness: Annotated[int | None, Field(ge=0)] = None
+    """Train no token that was sampled more versions of the weights before the end of its call of ``generate``."""
+
+    def oldest(self, newest: int | None) -> int | None:
+        """Return the oldest version that is trained, of the newest that the engine tells; None is any."""
+        return None if newest is None or self.max_token_staleness is None else newest - self.max_token_staleness
+
 
 def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> HarborSettings:
     """Refuse what can't be used, before anything starts.

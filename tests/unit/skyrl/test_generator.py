@@ -78,6 +78,36 @@ async def test_a_batch_is_valid_and_token_exact(task: Path, *, step_wise: bool) 
     assert engine.salts == {"0"}
 
 
+@pytest.mark.parametrize("step_wise", [False, True])
+@pytest.mark.parametrize("limit", [None, 1, 0])
+async def test_tokens_of_older_weights_are_counted_and_cut(task: Path, limit: int | None, *, step_wise: bool) -> None:
+    answer = Script((SOLVE, COMPLETE))
+
+    async def sample(prompt: Sequence[int]) -> Sample:
+        sampled = await answer(prompt)
+        if turn_of(prompt) == 0:
+            engine.increment_weight_version()  # a sync behind the first message
+        return sampled
+
+    engine = SamplerEngine(sample)
+    own = {"sandbox_options": SOLVED, "max_token_staleness": limit}
+    batch, _ = make_input(task, size=1)
+    output = await make_generator(engine, own, step_wise_trajectories=step_wise).generate(batch)
+    metrics: Any = output.pop("rollout_metrics")
+    validate_generator_output(1, output, step_wise=step_wise)
+    first, second = (len(byte_level_tokenizer().encode(text)) + 1 for text in (SOLVE, COMPLETE))
+    assert (metrics["harbor/tokens_1_behind"], metrics["harbor/tokens_0_behind"]) == (first, second)
+    trained = sum(sum(mask) for mask in output["loss_masks"])
+    assert trained == (second if limit == 0 else first + second)
+
+
+def test_an_engine_without_versions_can_not_cut_old_tokens() -> None:
+    engine = SamplerEngine(Script((COMPLETE,)))
+    del engine.weight_version
+    with pytest.raises(UsageError, match="max_token_staleness needs an inference engine with a weight_version"):
+        make_generator(engine, {"max_token_staleness": 1})
+
+
 async def test_lost_episodes_run_again_before_they_are_masked(task: Path) -> None:
     for retries, expected in ((1, 0), (0, 2)):
         SecondIsLost.made = 0
@@ -168,6 +198,7 @@ async def test_an_evaluations_own_limit_of_a_message_counts(task: Path) -> None:
         ({"max_retries": -1}, {}, "harbor can't be used: max_retries: Input should be greater than or equal to 0"),
         ({"n_concurrent": 0}, {}, "n_concurrent: Input should be greater"),
         ({"max_lost_calls": 0}, {}, "max_lost_calls: Input should be greater"),
+        ({"max_token_staleness": -1}, {}, "max_token_staleness: Input should be greater"),
         ({"env": {"max_turn": 3}}, {}, "harbor can't be used: env: Value error, max_turn"),
         ({"env": {"task_dir": "x"}}, {}, "env: Value error, task_dir can't be set"),
         ({"agent": "terminus-2"}, {}, "agent replaces that"),
