@@ -20,6 +20,7 @@ from harbor_gym.adapters.tinker.training.checkpoints import evaluate_last, expor
 from harbor_gym.adapters.tinker.training.observation_loss import observation_loss
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, cancelled_with
+from harbor_gym.adapters.tinker.training.staleness import token_staleness
 from harbor_gym.pool import close_shared_pools
 
 _FAULT_POLL_SEC = 1.0
@@ -40,7 +41,12 @@ async def run_loop(
         try:
             async with cancelled_with(_watch_for_fault(strategy)):
                 weight = run.config.observation_loss_weight
-                with _workers(run, strategy) as executor, advantages_by_family(), observation_loss(weight):
+                with (
+                    _workers(run, strategy) as executor,
+                    advantages_by_family(),
+                    observation_loss(weight),
+                    token_staleness(),
+                ):
                     await loop.main(config, rollout_executor=executor)
                 if evaluator is not None:
                     await evaluate_last(run, service, evaluator)

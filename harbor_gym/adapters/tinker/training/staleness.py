@@ -1,0 +1,61 @@
+"""How far the weights that sampled a batch are behind those that are trained on it, in tokens."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from typing import Any
+
+
+@contextlib.contextmanager
+def token_staleness() -> Generator[None]:
+    """Have the cookbook's loop report :func:`tokens_behind` of each batch that may have been sampled by older weights.
+
+    Those are the batches of ``async_config`` and of ``stream_minibatch_config``; no other has such tokens.
+    """
+    from tinker_cookbook.rl import train
+
+    loop: Any = train
+    compute = loop.compute_sampling_client_metrics
+    steps = ("do_train_step_and_get_sampling_client", "do_train_step_streaming_and_get_sampling_client")
+    before = {name: getattr(loop, name) for name in steps}
+    batch: list[Any] = []
+
+    def compute_and_keep(groups: list[Any]) -> dict[str, Any]:
+        batch[:] = groups
+        return compute(groups)
+
+    def counting(step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def step_and_count(config: Any, i_batch: int, *args: Any) -> Any:
+            result = await step(config, i_batch, *args)
+            if result is not None:
+                result[1].update(tokens_behind(batch, i_batch))
+            batch.clear()
+            return result
+
+        return step_and_count
+
+    loop.compute_sampling_client_metrics = compute_and_keep
+    for name, step in before.items():
+        setattr(loop, name, counting(step))
+    try:
+        yield
+    finally:
+        loop.compute_sampling_client_metrics = compute
+        for name, step in before.items():
+            setattr(loop, name, step)
+
+
+def tokens_behind(groups: Iterable[Any], i_batch: int) -> dict[str, int]:
+    """Return ``rollout/tokens_N_behind``: how many sampled tokens of a batch are from weights N steps older than it.
+
+    Args:
+        groups: The cookbook's ``WrappedTrajectoryGroup`` s. One client samples all of a group, so a group has one step.
+        i_batch: The step that trains on them.
+    """
+    counts = Counter[int]()
+    for group in groups:
+        trajectories = group.trajectory_group.trajectories_G
+        counts[i_batch - group.sampling_client_step] += sum(
+            len(transition.ac.tokens) for trajectory in trajectories for transition in trajectory.transitions
+        )
+    return {f"rollout/tokens_{age}_behind": count for age, count in sorted(counts.items())}
