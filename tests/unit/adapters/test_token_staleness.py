@@ -40,12 +40,17 @@ def config(**own: Any) -> Any:
     )
 
 
-async def train(*, is_streaming: bool, batch: list[Any]) -> dict[str, Any]:
-    """Return the metrics of the cookbook's step on a batch."""
-    from tinker_cookbook.rl import train as loop
+def _never(step: int) -> bool:
+    return False
 
+
+async def train_on(*, is_streaming: bool, batch: list[Any]) -> dict[str, Any]:
+    """Return the metrics of the cookbook's step on a batch."""
+    from tinker_cookbook.rl import train
+
+    loop: Any = train
     service: Any = Service()
-    checkpoints: Any = SimpleNamespace(should_save_periodic=lambda step: False)
+    checkpoints = SimpleNamespace(should_save_periodic=_never)
     rest = (service, checkpoints, None, byte_level_tokenizer())
     if is_streaming:
         queue: Any = asyncio.Queue()
@@ -67,11 +72,11 @@ async def test_tokens_are_counted_by_the_age_of_their_weights(*, is_streaming: b
     from harbor_gym.adapters.tinker.training.staleness import token_staleness
 
     with token_staleness():
-        metrics = await train(is_streaming=is_streaming, batch=groups())
-        again = await train(is_streaming=is_streaming, batch=groups()[1:2])
+        metrics = await train_on(is_streaming=is_streaming, batch=groups())
+        again = await train_on(is_streaming=is_streaming, batch=groups()[1:2])
     assert metrics["rollout/tokens_0_behind"] == 2 * EACH
     assert metrics["rollout/tokens_1_behind"] == 4 * EACH
     assert {name: count for name, count in again.items() if "behind" in name} == {"rollout/tokens_0_behind": 2 * EACH}
     assert metrics["sampling_client/step_min"] == 2
-    without = await train(is_streaming=is_streaming, batch=groups())
+    without = await train_on(is_streaming=is_streaming, batch=groups())
     assert not [name for name in without if "behind" in name], "the loop is its own again"
