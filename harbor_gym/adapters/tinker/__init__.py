@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.codec import RendererCodec as RendererCodec
     from harbor_gym.adapters.tinker.dataset import HarborRLDataset as HarborRLDataset
     from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder as HarborRLDatasetBuilder
+    from harbor_gym.adapters.tinker.dataset import HarborSingleTaskRLDataset as HarborSingleTaskRLDataset
+    from harbor_gym.adapters.tinker.dataset import HarborSingleTaskRLDatasetBuilder as HarborSingleTaskRLDatasetBuilder
     from harbor_gym.adapters.tinker.env import HarborTerminalTinkerEnv as HarborTerminalTinkerEnv
     from harbor_gym.adapters.tinker.evaluator import HarborEvaluator as HarborEvaluator
     from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder as HarborSingleTaskEnvGroupBuilder

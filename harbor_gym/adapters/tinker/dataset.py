@@ -111,14 +111,39 @@ def worker_stock(warm_sandboxes: int, workers: int) -> int:
     return -(-warm_sandboxes // workers)
 
 
-@chz.chz
-class HarborRLDatasetBuilder(RLDatasetBuilder):
-    """Train on one task or many: the configuration of a dataset, for the cookbook's ``Config.dataset_builder``.
+class HarborSingleTaskRLDataset(HarborRLDataset):
+    """Batches of groups, all of the same task.
 
-    Resuming continues where the run was: batch ``i`` is the same groups whatever was asked for before. Give the tasks
-    resolved (:func:`harbor_gym.tasks.resolve_tasks`) where a branch or a directory may change between runs.
+    Args:
+        template: The group to repeat, with the sandboxes to keep ready.
+        groups_per_batch: Groups in a batch.
+        num_batches: Batches in the dataset.
+        split: First part of each label, ``train`` or ``test``.
+        workers: Processes that play the groups; 0 is this one.
     """
 
+    def __init__(
+        self,
+        template: HarborSingleTaskEnvGroupBuilder,
+        *,
+        groups_per_batch: int,
+        num_batches: int,
+        split: str,
+        workers: int = 0,
+    ) -> None:
+        super().__init__(
+            [template],
+            TaskOrder([1.0]),
+            groups_per_batch=groups_per_batch,
+            num_batches=num_batches,
+            split=split,
+            warm_sandboxes=template.warm_sandboxes,
+            workers=workers,
+        )
+
+
+@chz.chz
+class _Builder(RLDatasetBuilder):
     template: GroupTemplate
     """The settings of each training group."""
 
@@ -133,6 +158,74 @@ class HarborRLDatasetBuilder(RLDatasetBuilder):
 
     rollout_workers: int = 0
     """Processes that play the groups, each with its share of the warm sandboxes; 0 is the process of the loop."""
+
+    def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
+        if size < 1:
+            raise UsageError(f"group_size must be at least 1, got {size}")
+        given = self.template
+        template = dataclasses.replace(given, env=given.env.model_copy(update={"task_dir": task_dir}), group_size=size)
+        if given.agent is None:
+            return HarborSingleTaskEnvGroupBuilder(template, task_name=name)
+        from harbor_gym.adapters.harbor.agents import agent_of
+        from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
+
+        if isinstance(given.agent, str):
+            is_relayed = given.env.harbor_server is not None
+            template = dataclasses.replace(template, agent=agent_of(given.agent, is_relayed=is_relayed))
+        return HarborAgentEnvGroupBuilder(template, task_name=name)
+
+    def _test_set(self, tasks: Mapping[str, Path]) -> HarborRLDataset | None:
+        """Return one batch of ``test_episodes`` of each task."""
+        if not self.test_episodes:
+            return None
+        # One episode a group: each counts by itself, with no baseline to share. It counts as Harbor grades it.
+        groups = [self._group(path, 1, name=name) for name, path in tasks.items()]
+        return HarborRLDataset(
+            [_as_graded(group) for group in groups],
+            TaskOrder([1.0] * len(tasks), shuffle=False),
+            groups_per_batch=len(tasks) * self.test_episodes,
+            num_batches=1,
+            split="test",
+        )
+
+
+def _as_graded(group: HarborSingleTaskEnvGroupBuilder) -> HarborSingleTaskEnvGroupBuilder:
+    template = group.template
+    env = template.env.model_copy(update=_AS_GRADED)
+    graded = dataclasses.replace(template, env=env, trajectory_reward=None, branch=None)
+    return dataclasses.replace(group, template=graded)
+
+
+@chz.chz
+class HarborSingleTaskRLDatasetBuilder(_Builder):
+    """Train on one task: the configuration of a dataset, for the cookbook's ``Config.dataset_builder``."""
+
+    num_batches: int = 25
+    """Training batches."""
+
+    async def __call__(self) -> tuple[HarborSingleTaskRLDataset, HarborRLDataset | None]:
+        """Return the training set, and the test set if there are ``test_episodes``. Warm sandboxes begin to start."""
+        template = dataclasses.replace(
+            self._group(self.template.env.task_dir, self.template.group_size), warm_sandboxes=self.warm_sandboxes
+        )
+        train = HarborSingleTaskRLDataset(
+            template,
+            groups_per_batch=self.groups_per_batch,
+            num_batches=self.num_batches,
+            split="train",
+            workers=self.rollout_workers,
+        )
+        train.warm_up()
+        return train, self._test_set({"": self.template.env.task_dir})
+
+
+@chz.chz
+class HarborRLDatasetBuilder(_Builder):
+    """Train on many tasks: the configuration of a dataset, for the cookbook's ``Config.dataset_builder``.
+
+    Resuming continues where the run was: batch ``i`` is the same groups whatever was asked for before. Give the tasks
+    resolved (:func:`harbor_gym.tasks.resolve_tasks`) where a branch or a directory may change between runs.
+    """
 
     tasks: Sequence[str | SourcedTask] = ()
     """Where the tasks come from, see :func:`harbor_gym.tasks.parse_spec`. Each takes ``template.env.task_dir``'s place;
@@ -217,39 +310,3 @@ class HarborRLDatasetBuilder(RLDatasetBuilder):
         if self.epochs < 1:
             raise UsageError(f"epochs must be at least 1, got {self.epochs}")
         return max(1, -(-order.places_before(self.epochs) // max(self.groups_per_batch, 1)))
-
-    def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
-        if size < 1:
-            raise UsageError(f"group_size must be at least 1, got {size}")
-        given = self.template
-        template = dataclasses.replace(given, env=given.env.model_copy(update={"task_dir": task_dir}), group_size=size)
-        if given.agent is None:
-            return HarborSingleTaskEnvGroupBuilder(template, task_name=name)
-        from harbor_gym.adapters.harbor.agents import agent_of
-        from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
-
-        if isinstance(given.agent, str):
-            is_relayed = given.env.harbor_server is not None
-            template = dataclasses.replace(template, agent=agent_of(given.agent, is_relayed=is_relayed))
-        return HarborAgentEnvGroupBuilder(template, task_name=name)
-
-    def _test_set(self, tasks: Mapping[str, Path]) -> HarborRLDataset | None:
-        """Return one batch of ``test_episodes`` of each task."""
-        if not self.test_episodes:
-            return None
-        # One episode a group: each counts by itself, with no baseline to share. It counts as Harbor grades it.
-        groups = [self._group(path, 1, name=name) for name, path in tasks.items()]
-        return HarborRLDataset(
-            [_as_graded(group) for group in groups],
-            TaskOrder([1.0] * len(tasks), shuffle=False),
-            groups_per_batch=len(tasks) * self.test_episodes,
-            num_batches=1,
-            split="test",
-        )
-
-
-def _as_graded(group: HarborSingleTaskEnvGroupBuilder) -> HarborSingleTaskEnvGroupBuilder:
-    template = group.template
-    env = template.env.model_copy(update=_AS_GRADED)
-    graded = dataclasses.replace(template, env=env, trajectory_reward=None, branch=None)
-    return dataclasses.replace(group, template=graded)

@@ -161,7 +161,7 @@ async def test_a_transcript_records_the_episode(task_dir: Path, model_dir: str, 
 
 @pytest.fixture
 def dataset(task_dir: Path, model_dir: str) -> Any:
-    from harbor_gym.adapters.tinker import GroupTemplate, HarborRLDatasetBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskRLDatasetBuilder
 
     template = GroupTemplate(
         env=TerminalEnvConfig(task_dir=task_dir, sandbox="local"),
@@ -170,7 +170,7 @@ def dataset(task_dir: Path, model_dir: str) -> Any:
         max_tokens=100,
         group_size=2,
     )
-    return HarborRLDatasetBuilder(template=template, groups_per_batch=3, num_batches=4, test_episodes=5)
+    return HarborSingleTaskRLDatasetBuilder(template=template, groups_per_batch=3, num_batches=4, test_episodes=5)
 
 
 async def test_a_dataset_has_the_batches_groups_and_sizes_asked_for(dataset: Any) -> None:

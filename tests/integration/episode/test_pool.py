@@ -215,11 +215,11 @@ async def test_a_group_builder_leases_pickles_and_lets_the_stock_run_out_at_the_
     task_dir: Path, tmp_path: Path
 ) -> None:
     require_engine("tinker")
-    from harbor_gym.adapters.tinker import GroupTemplate, HarborRLDatasetBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskRLDatasetBuilder
     from harbor_gym.pool import close_shared_pools
 
     byte_level_tokenizer().save_pretrained(tmp_path / "model")
-    make = HarborRLDatasetBuilder(
+    make = HarborSingleTaskRLDatasetBuilder(
         template=GroupTemplate(
             env=config_of(task_dir),
             model_name=str(tmp_path / "model"),

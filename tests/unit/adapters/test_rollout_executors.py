@@ -136,14 +136,12 @@ def expect_two_workers(groups: list[Any]) -> None:
 async def test_each_worker_keeps_sandboxes_ready_between_its_groups(
     kind: ExecutorKind, task_dir: Path, tmp_path: Path
 ) -> None:
-    from harbor_gym.adapters.tinker import HarborRLDataset, RetryThenMask
+    from harbor_gym.adapters.tinker import HarborSingleTaskRLDataset, RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
-    from harbor_gym.tasks import TaskOrder
 
     (met := tmp_path / "met").mkdir()
-    builder = make_builder(task_dir, met, 2)
-    settings: dict[str, Any] = {"groups_per_batch": 2, "num_batches": 20, "split": "train", "workers": 2}
-    dataset = HarborRLDataset([builder], TaskOrder([1.0]), warm_sandboxes=4, **settings)
+    builder = dataclasses.replace(make_builder(task_dir, met, 2), warm_sandboxes=4)
+    dataset = HarborSingleTaskRLDataset(builder, groups_per_batch=2, num_batches=20, split="train", workers=2)
     strategy, hits = RetryThenMask(), list[list[float]]()
     with rollout_executor(kind, 2, strategy, sandboxes_per_worker=4) as executor:
         while len(hits) < len(dataset) and not (hits and all(hits[-1])):

@@ -102,7 +102,10 @@ async def test_an_addition_is_a_metric_of_its_own_and_stands_in_the_transcript(t
 
 
 @pytest.mark.tinker
-async def test_a_dataset_passes_hooks_on_and_tests_without_the_addition(tmp_path: Path, model_dir: str) -> None:
+@pytest.mark.parametrize("kind", ["HarborSingleTaskRLDatasetBuilder", "HarborRLDatasetBuilder"])
+async def test_every_dataset_passes_hooks_on_and_tests_without_the_addition(
+    tmp_path: Path, model_dir: str, kind: str
+) -> None:
     from harbor_gym.adapters import tinker as adapter
 
     config = fake_config(tmp_path / "task", solved_when=SOLVED)
@@ -115,9 +118,8 @@ async def test_a_dataset_passes_hooks_on_and_tests_without_the_addition(tmp_path
         make_env=make_costly,
         trajectory_reward=praise,
     )
-    train, test = await adapter.HarborRLDatasetBuilder(template=template, num_batches=1, test_episodes=1)()
+    train, test = await getattr(adapter, kind)(template=template, num_batches=1, test_episodes=1)()
     assert await rewards_of(train.get_batch(0)[0], DONE, COMPLETE) == [pytest.approx(1.5 - 2 * STEP_COST)]
-    assert test is not None
     assert await rewards_of(test.get_batch(0)[0], DONE, COMPLETE) == [pytest.approx(1.0 - 2 * STEP_COST)]
 
 
