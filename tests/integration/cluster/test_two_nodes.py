@@ -51,11 +51,11 @@ def executor(output: Path, **limits: Any) -> ClusterExecutor:
 
 
 def expect_each_once(
-    futures: list[Future[Any]], output: Path, groups: int, *, rewards: Set[float] = frozenset({1.0})
+    futures: list[Future[Any]], output: Path, groups: int, *, size: int = SIZE, rewards: Set[float] = frozenset({1.0})
 ) -> list[dict[str, Any]]:
     episodes = [episode for future in futures for episode in future.result(timeout=300)]
     names = Counter((episode["group"], episode["episode"]) for episode in episodes)
-    assert names == {(f"group_{group}", number): 1 for group in range(groups) for number in range(SIZE)}
+    assert names == {(f"group_{group}", number): 1 for group in range(groups) for number in range(size)}
     assert {episode["reward"] for episode in episodes} == rewards
     for future in futures:
         assert len({episode["process"] for episode in future.result()}) == 1, "a group is played in one place"
@@ -68,7 +68,7 @@ def leftovers(nodes: Nodes, name: str) -> list[str]:
     return sorted(path.name for path in nodes.tmp(name).glob("harbor-gym*"))
 
 
-def wait_until(condition: Any, *, timeout_sec: float = 120.0) -> None:
+def wait_until(condition: Any, *, timeout_sec: float = 240.0) -> None:
     deadline = time.monotonic() + timeout_sec
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -133,33 +133,35 @@ def test_no_room_is_reported(nodes: Nodes, tmp_path: Path) -> None:
 
 def test_128_episodes_survive_a_killed_node_once_each(nodes: Nodes, tmp_path: Path) -> None:
     config = fake_config(tmp_path / "task", **SOLVED, delay_sec=0.3)
-    expect_survival(nodes, tmp_path, [config], rewards={1.0})
+    expect_survival(nodes, tmp_path, [config], groups=16, size=SIZE, rewards={1.0})
 
 
 @pytest.mark.local
-def test_128_episodes_of_the_six_tasks_survive_a_killed_node(nodes: Nodes, tmp_path: Path) -> None:
+def test_48_episodes_of_two_tasks_survive_a_killed_node(nodes: Nodes, tmp_path: Path) -> None:
+    """Each node builds each image by itself: two of the six tasks show it."""
     before = mounts()
-    configs = [TerminalEnvConfig(task_dir=task, sandbox="local") for task in find_tasks([ROOT / "tasks"])]
-    assert len(configs) == 6
-    expect_survival(nodes, tmp_path, configs, rewards={0.0})
+    configs = [TerminalEnvConfig(task_dir=task, sandbox="local") for task in find_tasks([ROOT / "tasks"])[:2]]
+    assert len(configs) == 2
+    expect_survival(nodes, tmp_path, configs, groups=12, size=SIZE // 2, rewards={0.0})
     wait_until(lambda: mounts() == before)
 
 
-def expect_survival(nodes: Nodes, folder: Path, configs: list[TerminalEnvConfig], *, rewards: Set[float]) -> None:
-    """Kill a node in the middle of 128 episodes, and expect each of them once."""
-    groups = 128 // SIZE
+def expect_survival(
+    nodes: Nodes, folder: Path, configs: list[TerminalEnvConfig], *, groups: int, size: int, rewards: Set[float]
+) -> None:
+    """Kill a node in the middle of some groups, and expect each of their episodes once."""
     transcripts = folder / "run" / "transcripts"
     with executor(folder / "run") as pool:
         futures = [
-            pool.submit(play_group, configs[n % len(configs)], f"group_{n}", transcripts, SIZE) for n in range(groups)
+            pool.submit(play_group, configs[n % len(configs)], f"group_{n}", transcripts, size) for n in range(groups)
         ]
         wait_until(lambda: sum(future.done() for future in futures) >= groups // 4)
         wait_until(lambda: bool(leftovers(nodes, "second")))  # it is in the middle of some
         nodes.kill("second")
-        episodes = expect_each_once(futures, folder / "run", groups, rewards=rewards)
+        episodes = expect_each_once(futures, folder / "run", groups, size=size, rewards=rewards)
         assert pool.reruns >= 1
         nodes.add("second")  # the machine returns; what it left is removed before it plays
         last = [pool.submit(play_group, configs[0], "again", folder / "other", 1) for _ in range(8)]
         wait_until(lambda: all(future.done() for future in last) and not leftovers(nodes, "second"))
-    assert len(episodes) == 128
+    assert len(episodes) == groups * size
     assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
