@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from harbor_gym import EndReason
 from harbor_gym.errors import ContextOverflowError, HarborGymError
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, only
 from tests.helpers.policies.token_policies import RENDERER
@@ -29,7 +30,7 @@ async def _by_cookbook(episode: Episode, make_builder: Any, **settings: Any) -> 
     from tinker_cookbook.rl.rollouts import do_single_rollout
 
     from harbor_gym.adapters.tinker import GroupTemplate
-    from harbor_gym.adapters.tinker.env import END_REASONS
+    from harbor_gym.adapters.tinker.env import stop_metric
 
     class Policy(TokenCompleter):
         async def __call__(self, model_input: Any, stop: Any, *, max_tokens: int | None = None) -> Any:
@@ -58,7 +59,7 @@ async def _by_cookbook(episode: Episode, make_builder: Any, **settings: Any) -> 
     finally:
         await builder.cleanup()
     reward = math.fsum(transition.reward for transition in trajectory.transitions)
-    end_reason = END_REASONS[trajectory.stop_reason or ""]
+    (end_reason,) = [word for word in EndReason if stop_metric(word) == f"stop/{trajectory.stop_reason}"]
     datum: Any = only(trajectory_to_data(trajectory, 1.0))
     if datum is None:
         return Played(reward, end_reason)
