@@ -68,8 +68,9 @@ def write_model(directory: Path) -> Path:
     finally:
         tokenizer.chat_template = kept
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": len(tokenizer), **shape}
-    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    heads = {"num_key_value_heads": 1, "head_dim": 8}
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": len(tokenizer)}
+    (directory / "config.json").write_text(json.dumps(config | shape | heads), encoding="utf-8")
     return directory
 
 
