@@ -115,6 +115,18 @@ async def test_an_evaluation_that_can_not_be_kept_is_one_line(is_full: bool, tmp
     assert done.stderr.endswith(f"{why}, or name another folder\n")
 
 
+@pytest.mark.tinker
+@pytest.mark.server
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_run_that_can_not_be_kept_is_one_line(is_full: bool, tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", is_full=is_full) as place:
+        run = place / "run"
+        done = harbor_gym(*"train --task-dir task:devops_task --env local --backend local --log-path".split(), run)
+    why = "No space left on device: free some space there" if is_full else "Read-only file system: make it writable"
+    refused = f"{run} can't be the run's folder: {run}: {why}, or name another folder\n"
+    assert (done.returncode, done.stderr) == (2, f"harbor-gym train: {refused}")
+
+
 def test_a_full_disk_that_an_error_does_not_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error, says = (
         OSError(errno.ENOSPC, "full"),

@@ -165,6 +165,8 @@ def test_tasks_come_from_git_and_from_a_registry_too(tmp_path: Path, refusing: s
     ("arguments", "expected"),
     [
         ([], "nothing to check"),
+        (["git+https://host/repo@main"], "as --task SOURCE"),
+        (["org/name@1"], "as --task SOURCE"),
         (["--task", "a b"], "is no source of tasks"),
         (["--task", "org/name", "--registry-path", "absent.json"], "absent.json can't be read: it is not there"),
         (["--task", f"git+file:///does/not/exist@{'0' * 40}"], "can't fetch tasks of file:///does/not/exist"),
