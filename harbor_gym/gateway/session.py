@@ -153,10 +153,13 @@ class Session:
     @property
     def metrics(self) -> dict[str, float]:
         """Numbers for aggregation, as ``gateway/...``."""
-        kinds, tokens = Counter[CallKind](), Counter[CallKind]()
+        kinds, tokens, first_tokens = Counter[CallKind](), Counter[CallKind](), Counter[CallKind]()
         for chain, kind in self._tree.chains():
+            sampled = sum(len(call.sampled) for call in chain)
+            if not kinds[kind]:
+                first_tokens[kind] = sampled
             kinds[kind] += 1
-            tokens[kind] += sum(len(call.sampled) for call in chain)
+            tokens[kind] += sampled
         durations = [call.duration_sec for call in self._tree.calls]
         numbers = {
             "calls": len(self._tree.calls),
@@ -165,6 +168,7 @@ class Session:
             "abandoned_segments": kinds[CallKind.ABANDONED],
             "sampled_tokens": tokens.total(),
             **{f"{kind}_tokens": tokens[kind] for kind in CallKind},
+            "restarted_tokens": tokens[CallKind.MAIN] - first_tokens[CallKind.MAIN],
             "kept_prompt_tokens": self._prompts.kept_tokens,
             "sampler_failures": len(self.sampler_failures),
             "sampler_sec": math.fsum(durations),

@@ -72,8 +72,9 @@ class ServerSampler:
                 priority=self.priority,
             )
         except Exception as exc:  # whatever a foreign server raises: here it becomes an engine that failed
-            what = f"verl's LLM server failed: {type(exc).__name__}: {exc}"
-            raise (ContextOverflowError if is_overflow(400, str(exc)) else SamplerError)(what) from exc
+            reason = getattr(exc, "cause", None) or exc  # Ray's own text is the whole traceback of the worker
+            what = f"verl's LLM server failed: {type(reason).__name__}: {reason}"
+            raise (ContextOverflowError if is_overflow(400, str(reason)) else SamplerError)(what) from exc
         finally:
             self.seconds += time.monotonic() - started
         sample = self._read(output)

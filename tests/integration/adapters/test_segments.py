@@ -102,11 +102,13 @@ async def test_a_sub_agents_calls_are_trained_when_asked(tmp_path: Path, which: 
     assert trained_text(rollout) == (policy.text if which == "all" else own)
     assert [segment.calls for segment in rollout.segments] == [(0, 3)] + ([(1, 2)] if which == "all" else [])
     assert rollout.main.calls == (0, 3)
-    numbers = {name: rollout.metrics[f"gateway/{name}"] for name in ("main_tokens", "side_tokens", "sampled_tokens")}
+    names = ("main_tokens", "side_tokens", "sampled_tokens", "restarted_tokens")
+    numbers = {name: rollout.metrics[f"gateway/{name}"] for name in names}
     assert numbers == {
         "main_tokens": len(own),
         "side_tokens": len(policy.text) - len(own),
         "sampled_tokens": len(policy.text),
+        "restarted_tokens": 0,
     }
 
 
@@ -174,6 +176,8 @@ async def test_terminus_2_is_trained_on_its_summaries(tmp_path: Path) -> None:
     assert [segment.calls for segment in rollout.segments] == [(0, 1, 3), (2,), (4, 5, 7), (6,), (8,)]
     assert trained_text(rollout) == policy.text
     assert rollout.metrics["gateway/main_tokens"] == len(policy.text)
+    first = sum(len(f"{policy.answers[call]}\0") for call in (0, 1, 3))
+    assert rollout.metrics["gateway/restarted_tokens"] == len(policy.text) - first
 
 
 @pytest.mark.local

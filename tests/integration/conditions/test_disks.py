@@ -121,7 +121,8 @@ async def test_an_evaluation_that_can_not_be_kept_is_one_line(is_full: bool, tmp
 def test_a_run_that_can_not_be_kept_is_one_line(is_full: bool, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", is_full=is_full) as place:
         run = place / "run"
-        done = harbor_gym(*"train --task-dir task:devops_task --env local --backend local --log-path".split(), run)
+        words = ["train", "--task-dir", "task:devops_task", "--env", "local", "--backend", "local"]
+        done = harbor_gym(*words, "--log-path", run)
     why = "No space left on device: free some space there" if is_full else "Read-only file system: make it writable"
     refused = f"{run} can't be the run's folder: {run}: {why}, or name another folder\n"
     assert (done.returncode, done.stderr) == (2, f"harbor-gym train: {refused}")

@@ -95,6 +95,20 @@ async def test_a_lost_episode_is_no_row(task: Path, tmp_path: Path) -> None:
     assert servers.requests.total() == 2, "it ran again in a fresh sandbox"
 
 
+async def test_a_failure_of_rays_is_told_in_one_line(task: Path, tmp_path: Path) -> None:
+    from ray.exceptions import RayTaskError
+
+    from tests.helpers.verl.workers import SamplerServers, make_batch, play, terminal_loop, verl_config
+
+    class Failing(SamplerServers):
+        async def generate(self, request_id: str, **request: Any) -> Any:
+            cause = ConnectionError("the server is gone")
+            raise RayTaskError("generate", "Traceback:\n  a line of another process\n", cause).as_instanceof_cause()
+
+    with pytest.raises(SamplerError, match=r"^verl's LLM server failed: ConnectionError: the server is gone$"):
+        await play(verl_config(tmp_path, [terminal_loop()]), Failing(SOLVED), make_batch(task, "terminal"))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
