@@ -2,11 +2,13 @@
 
 import ast
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from harbor_gym.errors import MissingDependencyError, UsageError
@@ -84,3 +86,14 @@ def import_named(name: str, *, what: str) -> Any:
     if not callable(found):
         raise UsageError(f"{what} {name!r} is a {type(found).__name__}, which can't be called")
     return found
+
+
+@contextmanager
+def replaced_names(module: ModuleType, **others: Any) -> Generator[None]:
+    """Have names of a module be other objects during the block."""
+    before = {name: getattr(module, name) for name in others}
+    vars(module).update(others)
+    try:
+        yield
+    finally:
+        vars(module).update(before)

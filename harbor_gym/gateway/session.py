@@ -153,22 +153,18 @@ class Session:
     @property
     def metrics(self) -> dict[str, float]:
         """Numbers for aggregation, as ``gateway/...``."""
-        kinds, tokens, first_tokens = Counter[CallKind](), Counter[CallKind](), Counter[CallKind]()
+        tokens: dict[CallKind, list[int]] = {kind: [] for kind in CallKind}
         for chain, kind in self._tree.chains():
-            sampled = sum(len(call.sampled) for call in chain)
-            if not kinds[kind]:
-                first_tokens[kind] = sampled
-            kinds[kind] += 1
-            tokens[kind] += sampled
+            tokens[kind].append(sum(len(call.sampled) for call in chain))
         durations = [call.duration_sec for call in self._tree.calls]
         numbers = {
             "calls": len(self._tree.calls),
-            "segments": kinds[CallKind.MAIN],
-            "side_segments": kinds[CallKind.SIDE],
-            "abandoned_segments": kinds[CallKind.ABANDONED],
-            "sampled_tokens": tokens.total(),
-            **{f"{kind}_tokens": tokens[kind] for kind in CallKind},
-            "restarted_tokens": tokens[CallKind.MAIN] - first_tokens[CallKind.MAIN],
+            "segments": len(tokens[CallKind.MAIN]),
+            "side_segments": len(tokens[CallKind.SIDE]),
+            "abandoned_segments": len(tokens[CallKind.ABANDONED]),
+            "sampled_tokens": sum(map(sum, tokens.values())),
+            **{f"{kind}_tokens": sum(sampled) for kind, sampled in tokens.items()},
+            "restarted_tokens": sum(tokens[CallKind.MAIN][1:]),
             "kept_prompt_tokens": self._prompts.kept_tokens,
             "sampler_failures": len(self.sampler_failures),
             "sampler_sec": math.fsum(durations),

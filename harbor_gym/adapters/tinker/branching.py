@@ -10,6 +10,7 @@ import numpy as np
 import tinker
 from tinker_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
 
+from harbor_gym._runtime.imports import replaced_names
 from harbor_gym.adapters.tinker.branch import family_advantages
 
 
@@ -80,11 +81,8 @@ def advantages_by_family() -> Generator[None]:
                 _pay_shared(datum, trajectory, pairs[place["traj_idx"]][0])
         return data, places
 
-    loop.assemble_training_data = assemble_families
-    try:
+    with replaced_names(train, assemble_training_data=assemble_families):
         yield
-    finally:
-        loop.assemble_training_data = assemble
 
 
 def _advantages(group: TrajectoryGroup) -> list[tuple[float, float]] | None:

@@ -70,7 +70,7 @@ def check(
         if not sources:
             raise UsageError("nothing to check: give a directory, or --task git+URL@COMMIT#path or org/name@ref")
         for path in paths or ():
-            if not path.exists() and (path.name.count("@") or str(path).startswith("git+")):
+            if not path.exists() and ("@" in path.name or str(path).startswith("git+")):
                 raise UsageError(f"{path} is not a directory; give a task from elsewhere as --task SOURCE")
         tasks = asyncio.run(resolve_tasks(sources, registry_path=registry_path))
         environment = environment_config(env, options=parse_options(sandbox_option or ()))

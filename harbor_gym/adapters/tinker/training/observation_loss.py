@@ -8,6 +8,8 @@ import numpy as np
 import tinker
 from tinker_cookbook.rl import train as loop
 
+from harbor_gym._runtime.imports import replaced_names
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -45,11 +47,8 @@ def observation_loss(weight: float) -> Generator[None]:
         weighted = [with_observations(datum, logprobs, weight) for datum, logprobs in zip(data_D, known, strict=True)]
         return await train_step(weighted, training_client, loss_fn=loss_fn, metrics=metrics, **settings)
 
-    loop.train_step = step
-    try:
+    with replaced_names(loop, train_step=step):
         yield
-    finally:
-        loop.train_step = train_step
 
 
 def observation_tokens(datum: tinker.Datum) -> "NDArray[np.bool_]":

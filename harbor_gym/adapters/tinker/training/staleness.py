@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from typing import Any
 
+from harbor_gym._runtime.imports import replaced_names
+
 
 @contextlib.contextmanager
 def token_staleness() -> Generator[None]:
@@ -16,8 +18,6 @@ def token_staleness() -> Generator[None]:
 
     loop: Any = train
     compute = loop.compute_sampling_client_metrics
-    steps = ("do_train_step_and_get_sampling_client", "do_train_step_streaming_and_get_sampling_client")
-    before = {name: getattr(loop, name) for name in steps}
     batch: list[Any] = []
 
     def compute_and_keep(groups: list[Any]) -> dict[str, Any]:
@@ -34,15 +34,13 @@ def token_staleness() -> Generator[None]:
 
         return step_and_count
 
-    loop.compute_sampling_client_metrics = compute_and_keep
-    for name, step in before.items():
-        setattr(loop, name, counting(step))
-    try:
+    with replaced_names(
+        train,
+        compute_sampling_client_metrics=compute_and_keep,
+        do_train_step_and_get_sampling_client=counting(loop.do_train_step_and_get_sampling_client),
+        do_train_step_streaming_and_get_sampling_client=counting(loop.do_train_step_streaming_and_get_sampling_client),
+    ):
         yield
-    finally:
-        loop.compute_sampling_client_metrics = compute
-        for name, step in before.items():
-            setattr(loop, name, step)
 
 
 def tokens_behind(groups: Iterable[Any], i_batch: int) -> dict[str, int]:
