@@ -31,7 +31,6 @@ def train(config: TrainConfig) -> Path:
     """
     # Read when tqdm is imported: the cookbook's progress bars would break up our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from harbor_gym.adapters.tinker.training.folder import RUN_NAME
     from harbor_gym.adapters.tinker.training.plan import TrainRun
     from harbor_gym.adapters.tinker.training.preparation import claimed_folder, prepare
     from harbor_gym.adapters.tinker.training.run import train as train_run
@@ -48,14 +47,14 @@ def train(config: TrainConfig) -> Path:
         return folder
     require_backend(config.backend)
     run = asyncio.run(prepared())
-    try:
-        with claimed_folder(run), progress() as shown:
-            service = service_of(config.backend, shown.line, shown.bar)
-            asyncio.run(train_run(run, service, show=shown.line, bar=shown.bar))
-    except (KeyboardInterrupt, HarborGymError) as exc:
-        if (run.log_path / RUN_NAME).is_file():
+    with claimed_folder(run):
+        try:
+            with progress() as shown:
+                service = service_of(config.backend, shown.line, shown.bar)
+                asyncio.run(train_run(run, service, show=shown.line, bar=shown.bar))
+        except (KeyboardInterrupt, HarborGymError) as exc:
             exc.add_note(_how_to_resume(run.log_path))
-        raise
+            raise
     return run.log_path
 
 
