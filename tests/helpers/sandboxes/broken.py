@@ -201,8 +201,11 @@ class KeepsZombies(Broken):
 
     @override
     async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
-        zombie = "bash -c 'sleep 0.01 & exec sleep 60' >/dev/null 2>&1 </dev/null &"
-        return await super().exec(f"{zombie}\n{command}", *args, **kwargs)
+        # Its parent is no shell any more when it ends, and the command begins when it is there.
+        child = "until [[ $(</proc/$$/comm) = sleep ]]; do :; done"
+        zombie = f"bash -c '{child} & exec sleep 60' >/dev/null 2>&1 </dev/null &"
+        wait = "until grep -qs ') Z ' /proc/[0-9]*/stat; do sleep 0.01; done"
+        return await super().exec(f"{zombie}\n{wait}\n{command}", *args, **kwargs)
 
 
 class UploadsBadly(Broken):
