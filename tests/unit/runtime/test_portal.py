@@ -223,17 +223,18 @@ def test_cancelling_a_submitted_call_cancels_its_work() -> None:
 
 
 def test_a_call_that_was_cancelled_before_it_began_never_begins() -> None:
-    ran: list[str] = []
+    ran, cancelled = list[str](), threading.Event()
 
     async def work() -> None:
         ran.append("ran")
 
     async def block() -> None:
-        time.sleep(0.1)  # noqa: ASYNC251 - the loop must not get to what is submitted meanwhile
+        cancelled.wait(PATIENCE_SEC)  # The loop must not get to `work` before the cancellation.
 
     get_portal().submit(block)
     future = get_portal().submit(work)
-    future.cancel()
+    assert future.cancel()
+    cancelled.set()
     get_portal().call(_where)
     assert ran == []
 
