@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,15 @@ from tests.benchmarks.truth.measure import Taken, TruthReport, TruthRun, Verdict
 from tests.benchmarks.truth.sessions import Session, TruthStep, make_sessions
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
-from tests.helpers.sandboxes.terminal_environments import start_local
+from tests.helpers.sandboxes.terminal_environments import LocalSandbox, start_local
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path, nothing_left: None) -> AsyncIterator[LocalSandbox]:
+    require_engine("local")
+    started = await start_local(tmp_path / "environment")
+    yield started
+    await started.stop(delete=True)
 
 
 def test_the_sessions_are_a_few_hundred_steps_and_have_names_of_their_own() -> None:
@@ -50,25 +59,19 @@ def test_a_session_is_a_row_of_a_table_that_grows() -> None:
 
 @pytest.mark.local
 @pytest.mark.parametrize("part", [0, 1])
-async def test_no_return_is_early_or_late(tmp_path: Path, nothing_left: None, part: int) -> None:
-    require_engine("local")
-    sandbox = await start_local(tmp_path / "environment")
+async def test_no_return_is_early_or_late(sandbox: LocalSandbox, part: int) -> None:
     report = await TruthRun(make_sessions(reduced=True)[part::2]).take(sandbox)
-    await sandbox.stop(delete=True)
     assert not report.unavailable
     assert [item for item in report.verdicts if item.kind in ("early", "late")] == []
     assert report.wrong_lines == ()
 
 
 @pytest.mark.local
-async def test_a_return_that_is_early_or_late_is_found(tmp_path: Path, nothing_left: None) -> None:
+async def test_a_return_that_is_early_or_late_is_found(sandbox: LocalSandbox) -> None:
     """The judge is judged: a wrong end of a wait, and lines that nobody printed."""
-    require_engine("local")
-    sandbox = await start_local(tmp_path / "environment")
     busy = TruthStep("true\n", "busy")
     asked = TruthStep("echo L000001; sleep 4\n", "prompt", deadline_sec=3.0, lines=("L000001", "L000002"))
     report = await TruthRun([Session("wrong", (busy, asked))]).take(sandbox)
-    await sandbox.stop(delete=True)
     found = {(item.keys, item.kind) for item in report.verdicts}
     assert {("true\n", "early"), ("echo L000001; sleep 4\n", "late")} <= found
     assert len(report.wrong_lines) == len(truth.our_transports())
@@ -76,9 +79,7 @@ async def test_a_return_that_is_early_or_late_is_found(tmp_path: Path, nothing_l
 
 
 @pytest.mark.local
-async def test_a_run_ends_early_with_what_it_has(tmp_path: Path, nothing_left: None) -> None:
-    require_engine("local")
-    sandbox = await start_local(tmp_path / "environment")
+async def test_a_run_ends_early_with_what_it_has(sandbox: LocalSandbox) -> None:
     sessions = [Session(name, (TruthStep("true\n", "prompt"),)) for name in ("one", "two")]
     over = asyncio.Event()
     run = TruthRun(sessions, at_once=1, on_taken=lambda _taken, _done, _all: over.set())
@@ -90,7 +91,6 @@ async def test_a_run_ends_early_with_what_it_has(tmp_path: Path, nothing_left: N
     rest = ("persistent one", "portable two", "persistent two")
     assert (len(run.report.verdicts), run.report.left_out) == (1, rest)
     assert (await TruthRun(sessions[1:], limit_sec=0).take(sandbox)).left_out == rest[1:]
-    await sandbox.stop(delete=True)
 
 
 @pytest.mark.local

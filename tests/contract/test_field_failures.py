@@ -57,7 +57,7 @@ from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import TokenStep
 from tests.helpers.harbor_trials import COMPLETE
-from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.patience import PATIENCE_SEC, wait_until
 from tests.helpers.sandboxes import failing
 from tests.helpers.sandboxes.local import make_env
 from tests.helpers.tasks import BASE, DONE, write_task
@@ -129,8 +129,9 @@ async def test_row_05_neither_the_solution_nor_the_network_is_in_reach(tmp_path:
 
 
 async def test_row_06_work_after_the_time_limit_does_not_count(tmp_path: Path) -> None:
-    test_sh = "#!/bin/bash\nsleep 0.8\n[ -e /srv/answer ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
-    late = f"(setsid env -i sh -c 'sleep 0.7; {DONE.strip()}' &)"
+    wait = "while grep -qs 'sleep 2[0];' /proc/[0-9]*/cmdline; do sleep 0.1; done"
+    test_sh = f"#!/bin/bash\n{wait}\n[ -e /srv/answer ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    late = f"(setsid env -i sh -c 'sleep 20; {DONE.strip()}' &)"
     async with make_env(write_task(tmp_path / "late", test_sh=test_sh), time_limit_sec=0.2) as env:
         await env.reset()
         _, reward, done, info = await env.step([(f"{late}; sleep 0.3\n", 5.0)])
@@ -145,7 +146,7 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 async def main():
     env = AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=sys.argv[1], sandbox="local"))
     await env.reset()
-    await env.step([("sleep 4242 &\\n", 1.0)])
+    await env.step([(f"sleep {sys.argv[2]} &\\n", 10.0)])
     print("up", flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -157,17 +158,15 @@ def is_running(command: str) -> bool:
 
 
 def test_row_07_a_killed_worker_leaves_no_sandbox(task_dir: Path) -> None:
-    command = [sys.executable, "-c", KILLED_WORKER, str(task_dir)]
+    mark = str(time.time_ns())
+    command = [sys.executable, "-c", KILLED_WORKER, str(task_dir), mark]
     environment = {**os.environ, "TMPDIR": str(task_dir)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "up\n"
-        assert is_running("sleep 4242")
+        wait_until(lambda: is_running(f"sleep {mark}"))
         worker.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_SEC
-    while is_running("sleep 4242"):
-        assert time.monotonic() < deadline, "the sandbox outlived its owner"
-        time.sleep(0.05)
+    wait_until(lambda: not is_running(f"sleep {mark}"))
 
 
 async def test_row_09_a_failed_stop_is_reported_and_a_failed_start_leaves_nothing(
@@ -194,8 +193,9 @@ async def test_row_10_a_rate_limit_is_no_reward_and_reports_how_long_to_wait(tas
 
 
 async def test_row_11_a_start_that_wedges_has_a_deadline(tmp_path: Path) -> None:
-    task_dir = write_task(tmp_path / "wedged", toml="[environment]\nbuild_timeout_sec = 1\n")
+    task_dir = write_task(tmp_path / "wedged")
     await reward_of(task_dir)  # builds the image, which the second's deadline is not about
+    write_task(task_dir, toml="[environment]\nbuild_timeout_sec = 1\n")
     async with make_env(task_dir, sandbox="tests.helpers.sandboxes.failing:WedgedStart") as env:
         with pytest.raises(SandboxTimeoutError, match="timed out"):
             await env.reset()

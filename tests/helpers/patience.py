@@ -1,4 +1,23 @@
-"""How long tests wait for what is bound to come."""
+"""How long tests wait for what is bound to come, and how where it sends no event."""
+
+import asyncio
+import time
+from collections.abc import Callable
 
 PATIENCE_SEC = 60.0
 """Nothing is measured by it: it only ends a test of what never comes, and a busy machine's processes may come late."""
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds, while the event loop goes on."""
+    async with asyncio.timeout(PATIENCE_SEC):
+        while not condition():  # noqa: ASYNC110  # what is watched has no event
+            await asyncio.sleep(0.01)
+
+
+def wait_until(condition: Callable[[], object], *, limit_sec: float = PATIENCE_SEC) -> None:
+    """Block until a condition holds."""
+    deadline = time.monotonic() + limit_sec
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {limit_sec:g} s"
+        time.sleep(0.02)

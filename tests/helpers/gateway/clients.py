@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from harbor_gym.gateway import Gateway, Session
@@ -109,12 +109,6 @@ async def raw_exchange(gateway: Gateway, data: bytes) -> bytes:
     finally:
         writer.close()
         await writer.wait_closed()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SEC):
-        while not condition():  # noqa: ASYNC110  # what is watched has no event
-            await asyncio.sleep(0.01)
 
 
 def trained_text(session: Session) -> str:

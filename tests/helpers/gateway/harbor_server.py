@@ -13,11 +13,10 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.gateway.clients import eventually
 from tests.helpers.hostile.first_words import own_address
 from tests.helpers.loopback import reserved_port
 from tests.helpers.paths import ROOT
-from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.patience import PATIENCE_SEC, eventually
 
 KEY = "a-key-of-the-tests"
 

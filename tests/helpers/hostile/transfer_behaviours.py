@@ -21,6 +21,7 @@ from harbor_gym.sandboxes.archive.trees.records import MAX_ENTRIES, SEGMENT, Str
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor import carrier
 from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
+from tests.helpers.patience import eventually
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 _HOSTS = "the machine's"
@@ -403,12 +404,6 @@ async def files_are_chosen_by_patterns(sandbox: LocalEnvironment, scratch: Path)
 # --- the processes ------------------------------------------------------------------------------------------------
 
 
-async def _eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # what is watched has no event
-            await asyncio.sleep(0.01)
-
-
 async def transfers_that_follow_one_another_have_one_process(sandbox: LocalEnvironment, scratch: Path) -> None:
     (scratch / "file").write_text("content")
     carriers = sandbox._running()._carriers  # pyright: ignore[reportPrivateUsage]
@@ -428,7 +423,7 @@ async def transfers_that_follow_one_another_have_one_process(sandbox: LocalEnvir
     last = waits()
     assert last
     os.kill(last, signal.SIGKILL)
-    await _eventually(lambda: not Path(f"/proc/{last}").exists())
+    await eventually(lambda: not Path(f"/proc/{last}").exists())
     await sandbox.download_file("/file", scratch / "after")
     assert waits() not in (None, last)
     with pytest.raises(SandboxError, match="No such file"):
@@ -437,7 +432,7 @@ async def transfers_that_follow_one_another_have_one_process(sandbox: LocalEnvir
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(carrier, "_IDLE_SEC", 0.05)
         await sandbox.download_file("/file", scratch / "last")
-        await _eventually(lambda: waits() is None and _held() == before)
+        await eventually(lambda: waits() is None and _held() == before)
 
 
 async def a_process_that_outlived_its_sandbox_moves_nothing_more(sandbox: LocalEnvironment, scratch: Path) -> None:

@@ -19,8 +19,8 @@ from harbor_gym.evaluation import ChatPlayer, describe_episode, evaluate
 from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
-from tests.helpers.gateway.clients import eventually
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import eventually
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 

@@ -21,11 +21,12 @@ from harbor_gym.errors import AgentFailedError, SandboxLostError, SandboxStartEr
 from harbor_gym.gateway import SessionLimits
 from harbor_gym.stragglers import Stragglers
 from tests.helpers.engines import find_agent
-from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, eventually, tool_call
+from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, tool_call
 from tests.helpers.gateway.harbor_server import KEY, ServerProcess, cable, started
 from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.loopback import on_loopback
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import eventually
 from tests.helpers.sandboxes.fake_episodes import FAKE, message
 from tests.helpers.tasks import BASE, DONE, write_task
 from tests.integration.adapters.test_harbor_stragglers import LONG_ENOUGH_SEC, Policy

@@ -10,9 +10,12 @@ from harbor_gym._runtime.harbor_versions import VERSION
 from harbor_gym.errors import UsageError
 from tests.helpers.gateway.harbor_server import KEY, started
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
+from tests.helpers.tasks import DONE, write_task
+
+pytest.importorskip("skyrl.train", reason='pip install "harbor-gym[skyrl]"')
+
 from tests.helpers.skyrl.batches import make_generator, make_input
 from tests.helpers.skyrl.engine import SamplerEngine, byte_level_tokenizer
-from tests.helpers.tasks import DONE, write_task
 
 AGENT = {"agent": "tests.helpers.gateway.relayed_agent:RelayedAgent", "env": {}}
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
+from tests.helpers.patience import PATIENCE_SEC, wait_until
 from tests.helpers.registries.image_registry import CREDENTIALS, PASSWORD, USER, ImageRegistry, image_registry
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
@@ -27,7 +27,6 @@ from tests.unit.house.test_cli import run
 pytestmark = [pytest.mark.apptainer, pytest.mark.registry, pytest.mark.usefixtures("nothing_left")]
 
 BUILDERS = ("buildah", "mmdebstrap", "docker")
-WAIT_SEC = 60.0
 
 
 @pytest.fixture
@@ -138,13 +137,6 @@ def processes_with(words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def wait_for(what: Any) -> None:
-    deadline = time.monotonic() + WAIT_SEC
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
     registry: ImageRegistry, tmp_path: Path, build: list[subprocess.Popen[str]]
 ) -> None:
@@ -156,10 +148,10 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
     made = manifest(built)["first"]
     with registry.stalled():
         build.append(start(*arguments))
-        wait_for(lambda: processes_with(f"apptainer push .*{place}"))
+        wait_until(lambda: processes_with(f"apptainer push .*{place}"))
         build[0].send_signal(signal.SIGKILL)
         build[0].wait()
-        wait_for(lambda: not processes_with(f"apptainer push .*{place}"))
+        wait_until(lambda: not processes_with(f"apptainer push .*{place}"))
     assert manifest(built)["second"]["pushed"] is None
     assert len(registry.tags(f"{USER}/harbor-gym")) == 1
 
@@ -202,7 +194,7 @@ def test_two_runs_at_once_share_a_manifest(tmp_path: Path, build: list[subproces
             write_task(tmp_path / half / f"{half}-{number}", dockerfile=f"FROM {BASE}\nENV NUMBER={number}\n")
         build.append(start(tmp_path / half, "--output", built))
     for process in build:
-        printed, _ = process.communicate(timeout=WAIT_SEC * 2)
+        printed, _ = process.communicate(timeout=2 * PATIENCE_SEC)
         assert process.returncode == 0, printed
     assert set(manifest(built)) == {f"{half}-{number}" for half in ("left", "right") for number in range(4)}
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator, Set
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from harbor_gym.testing import FakeEnvironment
 from tests.helpers.cluster.groups import play_group, wait_and_note
 from tests.helpers.cluster.nodes import Nodes, two_nodes
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import wait_until
 from tests.helpers.sandboxes.fake_episodes import fake_config
 from tests.integration.episode.test_kill import mounts
 
@@ -64,15 +64,12 @@ def expect_each_once(
     return episodes
 
 
+START_SEC = 240.0
+"""Longest wait for workers of Ray, each of which imports all the rest."""
+
+
 def leftovers(nodes: Nodes, name: str) -> list[str]:
     return sorted(path.name for path in nodes.tmp(name).glob("harbor-gym*"))
-
-
-def wait_until(condition: Any, *, timeout_sec: float = 240.0) -> None:
-    deadline = time.monotonic() + timeout_sec
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 def test_nodes_share_the_groups_and_have_their_own_tasks(nodes: Nodes, tmp_path: Path) -> None:
@@ -98,7 +95,9 @@ def test_what_is_under_way_at_the_end_closes_its_sandboxes(nodes: Nodes, tmp_pat
     pool = executor(tmp_path / "run")
     futures = [pool.submit(play_group, config, f"group_{n}", tmp_path / "run", SIZE) for n in range(6)]
     # Four are under way, and have made their folders.
-    wait_until(lambda: sum(len(leftovers(nodes, name)) >= 2 * SIZE for name in ("first", "second")) == 2)
+    wait_until(
+        lambda: sum(len(leftovers(nodes, name)) >= 2 * SIZE for name in ("first", "second")) == 2, limit_sec=START_SEC
+    )
     pool.shutdown(cancel_futures=True)
     assert [future.cancelled() for future in futures] == [False] * 4 + [True] * 2
     assert [type(future.exception()) for future in futures[:4]] == [InterruptedError] * 4
@@ -108,7 +107,7 @@ def test_what_is_under_way_at_the_end_closes_its_sandboxes(nodes: Nodes, tmp_pat
 def test_what_is_under_way_unwinds_by_itself(nodes: Nodes, tmp_path: Path) -> None:
     with executor(tmp_path / "run") as pool:
         pool.submit(wait_and_note, tmp_path)
-        wait_until((tmp_path / "began").exists)
+        wait_until((tmp_path / "began").exists, limit_sec=START_SEC)
         pool.shutdown(cancel_futures=True)
     assert (tmp_path / "ended").exists(), "its process was killed"
 
@@ -155,13 +154,15 @@ def expect_survival(
         futures = [
             pool.submit(play_group, configs[n % len(configs)], f"group_{n}", transcripts, size) for n in range(groups)
         ]
-        wait_until(lambda: sum(future.done() for future in futures) >= groups // 4)
+        wait_until(lambda: sum(future.done() for future in futures) >= groups // 4, limit_sec=START_SEC)
         wait_until(lambda: bool(leftovers(nodes, "second")))  # it is in the middle of some
         nodes.kill("second")
         episodes = expect_each_once(futures, folder / "run", groups, size=size, rewards=rewards)
         assert pool.reruns >= 1
         nodes.add("second")  # the machine returns; what it left is removed before it plays
         last = [pool.submit(play_group, configs[0], "again", folder / "other", 1) for _ in range(8)]
-        wait_until(lambda: all(future.done() for future in last) and not leftovers(nodes, "second"))
+        wait_until(
+            lambda: all(future.done() for future in last) and not leftovers(nodes, "second"), limit_sec=START_SEC
+        )
     assert len(episodes) == groups * size
     assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]

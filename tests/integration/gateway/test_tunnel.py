@@ -26,9 +26,9 @@ from harbor_gym.sandboxes import environment_config
 from harbor_gym.terminal.transports.attach import has_pipes
 from harbor_gym.types import Sample
 from tests.helpers.chats.character_codec import CharacterCodec
-from tests.helpers.gateway.clients import chat_body, eventually, text_of, user
+from tests.helpers.gateway.clients import chat_body, text_of, user
 from tests.helpers.paths import ROOT
-from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.patience import PATIENCE_SEC, eventually
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 from tests.helpers.tasks import BASE
 
@@ -103,8 +103,7 @@ async def test_many_connections_at_once(gateway: Gateway, session: Session) -> N
         assert opened.error is None
     assert sandbox.processes[0].returncode is not None
     assert len(session.calls) == 41
-    await asyncio.sleep(0.05)
-    assert not asyncio.all_tasks() - before
+    await eventually(lambda: not asyncio.all_tasks() - before)
 
 
 async def test_a_client_that_does_not_read_holds_up_nobody(gateway: Gateway, session: Session) -> None:
@@ -194,7 +193,8 @@ async def test_garbage_closes_the_tunnel(gateway: Gateway, session: Session, gar
 async def test_a_sandbox_without_python(
     gateway: Gateway, session: Session, command: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnels, "_START_SEC", 0.5)
+    if command == "sleep 60":
+        monkeypatch.setattr(tunnels, "_START_SEC", 0.5)
     sandbox = HostSandbox(command)
     with pytest.raises(TunnelError, match=reason):
         async with tunnel(as_environment(sandbox), gateway, session):

@@ -9,8 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import libtmux
@@ -21,7 +20,7 @@ from harbor_gym.cli.main import app
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.report.watch import attach_argv, newest, open_watch
 from tests.helpers.engines import require_engine
-from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.patience import PATIENCE_SEC, wait_until
 
 
 def record(path: Path, *outputs: str) -> None:
@@ -42,27 +41,20 @@ def session(tmp_path: Path) -> Iterator[libtmux.Session]:
     opened.server.kill()
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SEC
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_each_episode_is_shown_in_its_pane_as_it_grows(session: libtmux.Session, tmp_path: Path) -> None:
     first, second = session.active_window.panes
-    wait_for(lambda: "no recording yet" in "".join(first.capture_pane()))
+    wait_until(lambda: "no recording yet" in "".join(first.capture_pane()))
     even, odd = (tmp_path / "transcripts" / "batch_0000" / "g" / f"episode_{n}.cast" for n in (2, 3))
     record(even, "even begins\r\n")
     record(odd, "odd begins\r\n")
-    wait_for(lambda: "even begins" in first.capture_pane() and "odd begins" in second.capture_pane())
+    wait_until(lambda: "even begins" in first.capture_pane() and "odd begins" in second.capture_pane())
     record(even, "even goes on\r\n")
-    wait_for(lambda: first.capture_pane()[:2] == ["even begins", "even goes on"])
+    wait_until(lambda: first.capture_pane()[:2] == ["even begins", "even goes on"])
     assert "even" not in "".join(second.capture_pane())
     later = even.with_name("episode_4.cast")
     record(later, "the next one\r\n")
     os.utime(even, (1, 1))
-    wait_for(lambda: first.capture_pane()[0] == "the next one")
+    wait_until(lambda: first.capture_pane()[0] == "the next one")
 
 
 def test_a_line_that_is_no_event_is_passed_over(session: libtmux.Session, tmp_path: Path) -> None:
@@ -70,7 +62,7 @@ def test_a_line_that_is_no_event_is_passed_over(session: libtmux.Session, tmp_pa
     path = tmp_path / "episode_0.cast"
     path.write_text('\0 not json\n[1, "o", 7]\n{}\n')
     record(path, "still here\r\n")
-    wait_for(lambda: "still here" in pane.capture_pane())
+    wait_until(lambda: "still here" in pane.capture_pane())
 
 
 def test_the_newest_of_a_pane_is_chosen(tmp_path: Path) -> None:

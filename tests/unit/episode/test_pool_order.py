@@ -63,11 +63,13 @@ class Watched(FakeEnvironment):
 
 
 class Immortal(FakeEnvironment):
-    """A fake sandbox that does not stop."""
+    """A fake sandbox that does not stop before it may."""
+
+    may_stop: ClassVar[asyncio.Event]
 
     @override
     async def stop(self, delete: bool) -> None:
-        await asyncio.sleep(0.3)
+        await self.may_stop.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -320,11 +322,13 @@ async def test_what_no_retry_can_repair_is_raised_at_once(config: TerminalEnvCon
 
 
 async def test_a_sandbox_that_does_not_stop_is_counted(config: TerminalEnvConfig) -> None:
+    Immortal.may_stop = asyncio.Event()
     immortal = fake_config(config.task_dir, sandbox=f"{__name__}:Immortal", stop_timeout_sec=0.05)
     async with pool_of(immortal) as pool:
         await until(pool, "pool/ready", 1)
     assert (pool.counts.stop_failures, pool.metrics()["pool/leaked"]) == (1, 1)
-    await asyncio.sleep(0.5)  # let it stop after all, while there is a loop for it
+    Immortal.may_stop.set()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})  # let it stop after all, while there is a loop
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestErr
 from harbor_gym.gateway.wires import ChatCompletionsWire
 from harbor_gym.types import EndReason, Sample
 from tests.helpers.chats.character_codec import END, CharacterCodec
-from tests.helpers.gateway.clients import chat_body, eventually, user
+from tests.helpers.gateway.clients import chat_body, user
+from tests.helpers.patience import eventually
 
 CHAT = ChatCompletionsWire()
 LONG = " ".join(map(str, range(5000)))

@@ -14,13 +14,15 @@ from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import CallKind, Gateway, GatewayConfig, SessionLimits
 from harbor_gym.types import EndReason, Sample, Sampler
 from tests.helpers.chats.character_codec import CharacterCodec
-from tests.helpers.gateway.clients import Script, ThinkingCodec, chat_body, eventually, raw_exchange, tool_call, user
+from tests.helpers.gateway.clients import Script, ThinkingCodec, chat_body, raw_exchange, tool_call, user
+from tests.helpers.patience import eventually
 
 PATHS = ["chat/completions", "responses", "messages"]
 ANY_BODY: dict[str, Any] = {"model": "policy", "messages": [user("task")], "input": "task", "max_tokens": 9}
 """A body that every wire accepts."""
 
-SMALL = GatewayConfig(max_body_bytes=4096, body_timeout_sec=0.3, idle_timeout_sec=0.3, write_timeout_sec=0.5)
+IMPATIENT = GatewayConfig(max_body_bytes=4096, body_timeout_sec=0.3, idle_timeout_sec=0.3)
+"""For clients that are to be late, and no others."""
 
 
 class Stuck:
@@ -155,7 +157,7 @@ async def test_a_group_distinguishes_sessions_by_header() -> None:
     ],
 )
 async def test_bodies_that_cannot_be_read(path: str, body: bytes, expected: int) -> None:
-    async with serving(Script("fine"), SMALL) as gateway:
+    async with serving(Script("fine"), GatewayConfig(max_body_bytes=4096)) as gateway:
         session, other = gateway.open_session(), gateway.open_session()
         status, answer = await status_of(f"{session.base_url}/v1/{path}", body)
         assert status == expected
@@ -166,7 +168,7 @@ async def test_bodies_that_cannot_be_read(path: str, body: bytes, expected: int)
 
 
 async def test_a_body_that_trickles_is_refused() -> None:
-    async with serving(Script(), SMALL) as gateway:
+    async with serving(Script(), IMPATIENT) as gateway:
         session = gateway.open_session()
         head = f"POST /s/{session.key}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{"
         reply = await raw_exchange(gateway, head.encode())
@@ -179,7 +181,7 @@ async def test_a_body_that_trickles_is_refused() -> None:
     [b"", b"POST / HTTP/1.1\r\nHo", b"\x00\x01\x02", b"GET /" + b"a" * 100_000, b"POST /v1/messages HTTP/9.9\r\n\r\n"],
 )
 async def test_what_is_no_http_is_closed(data: bytes) -> None:
-    async with serving(Script(), SMALL) as gateway:
+    async with serving(Script(), IMPATIENT) as gateway:
         reply = await raw_exchange(gateway, data)
         assert not reply or reply.startswith(b"HTTP/1.")
         assert b" 200 " not in reply.split(b"\r\n")[0]
@@ -205,7 +207,7 @@ async def test_a_client_that_leaves_cancels_its_own_sampling_only() -> None:
 
 async def test_a_client_that_never_reads_is_dropped() -> None:
     """Its answer was never used: it is not trained."""
-    async with serving(Script("x" * 8_000_000, "fine"), SMALL) as gateway:
+    async with serving(Script("x" * 8_000_000, "fine"), GatewayConfig(write_timeout_sec=0.5)) as gateway:
         session, other = gateway.open_session(), gateway.open_session()
         body = json.dumps(ANY_BODY)
         head = f"POST /s/{session.key}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -16,8 +16,9 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.relay import RelayAddress, RelayLink, relayed
 from harbor_gym.types import Sampler
-from tests.helpers.gateway.clients import Script, ThinkingCodec, chat_body, eventually, trained_text, user
+from tests.helpers.gateway.clients import Script, ThinkingCodec, chat_body, trained_text, user
 from tests.helpers.gateway.harbor_server import KEY, Cable, cable, served
+from tests.helpers.patience import eventually
 from tests.unit.gateway.test_hostile_clients import ANY_BODY, PATHS, Stuck
 
 pytestmark = [

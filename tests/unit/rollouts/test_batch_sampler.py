@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, Sample, TokenTerminalEnv, UsageError
 from harbor_gym.samplers import BatchSampler
 from tests.helpers.chats.character_codec import END, CharacterCodec
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
 LONG_SEC = 30.0
@@ -87,14 +87,24 @@ def test_a_slow_episode_is_waited_for_no_longer_than_the_linger() -> None:
 
 def test_while_a_batch_is_sampled_the_next_one_gathers() -> None:
     batches: list[int] = []
+    begun, asked = threading.Event(), threading.Semaphore(0)
 
     def slow(prompts: list[list[int]]) -> list[Sample]:
         batches.append(len(prompts))
-        time.sleep(0.4)
+        begun.set()
+        if len(batches) == 1:
+            assert all(asked.acquire(timeout=PATIENCE_SEC) for _ in range(4))
         return echo(prompts)
 
+    async def joining() -> Sample:
+        await asyncio.to_thread(begun.wait, PATIENCE_SEC)
+        answer = asyncio.ensure_future(sampler([1]))
+        await asyncio.sleep(0)
+        asked.release()
+        return await answer
+
     sampler = BatchSampler(slow, linger_sec=0.05)
-    sampler.run([asking(sampler, 0), *(asking(sampler, number, pause_sec=0.2) for number in range(1, 5))])
+    sampler.run([asking(sampler, 0), *[joining] * 4])
     assert batches == [1, 4]
 
 
@@ -160,7 +170,7 @@ def test_what_an_episode_raises_is_raised_and_the_sampler_can_be_used_again() ->
 
 def test_an_episode_that_gives_up_waiting_is_not_sampled() -> None:
     generate = Recording()
-    sampler = BatchSampler(generate, linger_sec=0.3)
+    sampler = BatchSampler(generate, linger_sec=LONG_SEC)
 
     async def impatient() -> str:
         try:

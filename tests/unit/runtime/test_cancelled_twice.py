@@ -103,7 +103,7 @@ async def test_a_folder_that_is_being_made_is_removed(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(layers, "_make", slowly)
     staged = asyncio.create_task(stage())
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, PATIENCE_SEC)
     staged.cancel()
     await asyncio.sleep(0.05)
     assert not staged.done()
