@@ -33,8 +33,15 @@ from typing import Any
 
 SKYRL_VERSION = "0.4.0"
 
-TOUCHED_NAMES = (
+ENGINE_NAMES = (
     "skyrl.backends.jax:JaxBackend.sample",
+    "skyrl.tinker.config:EngineConfig.model_fields",
+    "skyrl.tinker.config:add_model",
+    "skyrl.tinker.engine:TinkerEngine.run",
+)
+"""Every name of SkyRL that this file calls or replaces in the engine process, as ``module:attribute``."""
+
+SERVER_NAMES = (
     "skyrl.tinker.api:_build_uv_run_cmd_engine",
     "skyrl.tinker.api:app",
     "skyrl.tinker.api:asample",
@@ -52,7 +59,6 @@ TOUCHED_NAMES = (
     "skyrl.tinker.config:EngineConfig.model_fields",
     "skyrl.tinker.config:add_model",
     "skyrl.tinker.config:config_to_argv",
-    "skyrl.tinker.engine:TinkerEngine.run",
     "skyrl.tinker.types:CreateModelInput",
     "skyrl.tinker.types:LoraConfig",
     "skyrl.tinker.types:RequestType.CREATE_MODEL",
@@ -60,7 +66,7 @@ TOUCHED_NAMES = (
     "skyrl.tinker.types:TinkerPath.parse",
     "skyrl.utils.log:get_uvicorn_log_config",
 )
-"""Every name of SkyRL that this file calls or replaces, as ``module:attribute``."""
+"""The same in the server process, which imports no JAX: that alone takes seconds."""
 
 PATCHED_ROUTES = ("/api/v1/asample", "/api/v1/load_weights")
 """Routes of the server that are replaced (change 2 and 3)."""
@@ -79,8 +85,12 @@ _PR_SET_PDEATHSIG = 1
 _GRACEFUL_SHUTDOWN_SEC = 1
 
 
-def verify_skyrl() -> list[str]:
+def verify_skyrl(*, server: bool = True, engine: bool = True) -> list[str]:
     """Compare the installed SkyRL with the one these changes were written for.
+
+    Args:
+        server: Whether to look at what the server process uses.
+        engine: Whether to look at what the engine process uses.
 
     Returns:
         What is wrong, one line each; empty when the server can be started.
@@ -92,7 +102,7 @@ def verify_skyrl() -> list[str]:
     problems: list[str] = []
     if version != SKYRL_VERSION:
         problems.append(f"skyrl {version} is installed; this launcher changes private names of {SKYRL_VERSION} only")
-    for name in TOUCHED_NAMES:
+    for name in dict.fromkeys((*(ENGINE_NAMES if engine else ()), *(SERVER_NAMES if server else ()))):
         module, _, attributes = name.partition(":")
         try:
             found: Any = importlib.import_module(module)
@@ -100,7 +110,7 @@ def verify_skyrl() -> list[str]:
                 found = getattr(found, attribute)
         except (ImportError, AttributeError) as error:
             problems.append(f"skyrl has no {name} ({error})")
-    if not problems:
+    if server and not problems:
         paths = {getattr(route, "path", "") for route in importlib.import_module("skyrl.tinker.api").app.router.routes}
         problems += [
             f"skyrl's server has no route {path}" for path in PATCHED_ROUTES + CHECKPOINT_ROUTES if path not in paths
@@ -315,7 +325,7 @@ def main(argv: list[str] | None = None) -> None:
     own, _ = _own_options().parse_known_args(argv)
     if own.die_with_parent is not None:
         die_with_parent(own.die_with_parent)
-    if problems := verify_skyrl():
+    if problems := verify_skyrl(server=own.verify or not own.engine, engine=own.verify or own.engine):
         raise SystemExit("cannot start the embedded training server:\n  " + "\n  ".join(problems))
     if own.verify:
         return

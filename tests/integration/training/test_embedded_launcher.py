@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.server]
 
 # One interpreter for all of it: importing the server takes seconds, and what is broken here must stay here.
 _PROBE = """
-import contextlib, io, json
+import contextlib, io, json, sys
 from harbor_gym.embedded import launcher
 
 def run(*argv):
@@ -25,7 +25,14 @@ def run(*argv):
         launcher.main(list(argv))
     return out.getvalue()
 
-seen = {"pinned": launcher.verify_skyrl(), "help": run("--help", "--base-model", "x")}
+def refusal(*argv):
+    try:
+        launcher.main([*argv, "--base-model", "/nowhere", "--backend", "jax"])
+    except SystemExit as error:
+        return str(error)
+
+seen = {"help": run("--help", "--base-model", "x"), "server loads JAX": "jax" in sys.modules}
+seen["pinned"] = launcher.verify_skyrl()
 import skyrl.tinker.api as api
 routes = api.app.router.routes[:]
 api.app.router.routes[:] = [route for route in routes if "asample" not in route.path]
@@ -33,11 +40,10 @@ seen["no route"] = launcher.verify_skyrl()
 api.app.router.routes[:] = routes
 del api.get_model, api.LoadWeightsRequest
 seen["no name"] = launcher.verify_skyrl()
+launcher.ENGINE_NAMES = ("skyrl.backends.jax:JaxBackend.gone",)
+seen["engine refused"] = refusal("--engine")
 launcher.SKYRL_VERSION = "0.3.9"
-try:
-    launcher.main(["--base-model", "/nowhere", "--backend", "jax"])
-except SystemExit as error:
-    seen["refused"] = str(error)
+seen["refused"] = refusal()
 print(json.dumps(seen))
 """
 
@@ -55,6 +61,9 @@ def test_the_contract_with_the_pinned_skyrl() -> None:
         "skyrl has no skyrl.tinker.api:get_model",
         "skyrl has no skyrl.tinker.api:LoadWeightsRequest.model_fields",
     ]
+    assert seen["server loads JAX"] is False
+    assert "skyrl has no skyrl.backends.jax:JaxBackend.gone" in seen["engine refused"]
+    assert "skyrl.tinker.api" not in seen["engine refused"], "those names are the server's"
     assert "skyrl 0.4.0 is installed; this launcher changes private names of 0.3.9 only" in seen["refused"]
 
 
