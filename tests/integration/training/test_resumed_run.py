@@ -1,4 +1,4 @@
-"""A run that is killed and resumed is the run that nobody killed: same tokens, same rewards, each batch once."""
+"""A killed run plays its next batches again when it is resumed: same tokens, same rewards, each batch once."""
 
 import asyncio
 import json
@@ -34,8 +34,8 @@ async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> 
         # For a policy that knows nothing: each of its messages is typed, so that there is something to learn.
         *("--action-format", "keystrokes", "--terminal-max-wait-sec", 1),  # of these, many are empty: they wait
         *("--renderer-name", "qwen3_instruct", "--lora-rank", 8, "--learning-rate", 0.003, "--seed", 5),
-        *("--group-size", 4, "--num-batches", 4, "--save-every", 2, "--max-turns", 2, "--max-tokens", 24),
-        *("--eval-every", 2, "--test-episodes", 2, "--eval-temperature", 1, "--kl-penalty-coef", 0.01),
+        *("--group-size", 4, "--num-batches", 6, "--save-every", 3, "--max-turns", 2, "--max-tokens", 24),
+        *("--eval-every", 3, "--test-episodes", 2, "--eval-temperature", 1, "--kl-penalty-coef", 0.01),
     )
     return await asyncio.create_subprocess_exec(
         *(sys.executable, str(ROOT / "recipes" / "train.py")),
@@ -67,50 +67,58 @@ def output(log_path: Path) -> dict[str, list[tuple[str, str]]]:
     }
 
 
+def evaluations(log_path: Path) -> list[dict[str, Any]]:
+    return json.loads((log_path / "best.json").read_text())["evaluations"]
+
+
+def written(log_path: Path, name: str) -> int:
+    return (log_path / "transcripts" / name).stat().st_mtime_ns
+
+
 async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_path: Path) -> None:
+    """Two batches after its last checkpoint: what the second is like, the first one's training decides."""
     task_dir = write_task(tmp_path / "task")
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    killed = await start(model_dir, task_dir, broken)
+    run = tmp_path / "run"
+    killed = await start(model_dir, task_dir, run)
     async with asyncio.timeout(600):
-        while len(report.read_metrics(broken / "metrics.jsonl")) < 3:  # it may be half through a line
+        while len(report.read_metrics(run / "metrics.jsonl")) < 5:  # it may be half through a line
             assert killed.returncode is None, (await killed.communicate())[1].decode()[-3000:]
             await asyncio.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     await killed.wait()
-    at_the_kill = output(broken)
-    assert [record["name"] for record in lines(broken / "checkpoints.jsonl")] == ["000002"]
-    with (broken / "metrics.jsonl").open("a") as metrics:
-        metrics.write('{"step": 3, "half a li')
+    before, unbroken, evaluated_before = output(run), lines(run / "metrics.jsonl"), evaluations(run)
+    again = [name for name in before if name.startswith(("train/batch_0004", "train/batch_0005", "test/batch_0003"))]
+    times = {name: written(run, name) for name in again}
+    assert [record["step"] for record in unbroken] == [0, 1, 2, 3, 4]
+    assert [record["name"] for record in lines(run / "checkpoints.jsonl")] == ["000003"]
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 5, "half a li')
 
-    await end(await start(model_dir, task_dir, broken, "--log-dir-exists", "resume"))
-    await end(await start(model_dir, task_dir, whole))
+    await end(await start(model_dir, task_dir, run, "--log-dir-exists", "resume"))
 
-    ours, theirs = lines(broken / "metrics.jsonl"), lines(whole / "metrics.jsonl")
-    assert [record["step"] for record in ours] == [record["step"] for record in theirs] == [0, 1, 2, 3]
-    assert [record["step"] for record in lines(broken / "timing_spans.jsonl")] == [0, 1, 2, 3]
-    assert all("kl_policy_base" in record for record in theirs)
-    rewards = [[record["env/all/reward/total"] for record in run] for run in (ours, theirs)]
-    assert rewards[0] == rewards[1]
-    assert len(set(rewards[0])) > 1, "there must be something to distinguish"
-    assert output(broken) == output(whole)
-    before, after = at_the_kill, output(broken)
-    again = [name for name in before if "train/batch_0003" in name]
-    assert again
-    assert all(before[name] == after[name] for name in again)
+    whole, after = lines(run / "metrics.jsonl"), output(run)
+    assert [record["step"] for record in whole] == [0, 1, 2, 3, 4, 5]
+    assert [record["step"] for record in lines(run / "timing_spans.jsonl")] == [0, 1, 2, 3, 4, 5]
+    assert all("kl_policy_base" in record for record in whole)
+    rewards = [record["env/all/reward/total"] for record in whole]
+    assert rewards[:5] == [record["env/all/reward/total"] for record in unbroken]
+    assert len(set(rewards)) > 1, "there must be something to distinguish"
+    assert len(again) == 4 + 4 + 2
+    assert all(written(run, name) > times[name] for name in again), "they were not played again"
+    assert {name: after[name] for name in again} == {name: before[name] for name in again}
     played = [
         sorted(map(str, (after[name] for name in after if f"train/batch_{batch:04d}/" in name)))
-        for batch in range(1, 5)
+        for batch in range(1, 7)
     ]
-    assert len(set(map(tuple, played))) == 4, "the same seeds would make each batch the same"
-    evaluated = [json.loads((run / "best.json").read_text()) for run in (broken, whole)]
-    assert evaluated[0] == evaluated[1]
-    assert [(item["batch"], item["checkpoint"]) for item in evaluated[0]["evaluations"]] == [
+    assert len(set(map(tuple, played))) == 6, "the same seeds would make each batch the same"
+    assert evaluations(run)[:2] == evaluated_before
+    assert [(item["batch"], item["checkpoint"]) for item in evaluations(run)] == [
         (0, "base"),
-        (2, "000002"),
-        (4, "final"),
+        (3, "000003"),
+        (6, "final"),
     ]
-    exported = [path.name for path in (broken / "best").glob("*")]
-    assert ("adapter_model.safetensors" in exported) == (evaluated[0]["best"]["batch"] > 0)
-    saved = [[record["name"] for record in lines(run / "checkpoints.jsonl")] for run in (broken, whole)]
-    assert saved[0] == saved[1]
-    assert (saved[0][0], saved[0][-1]) == ("000002", "final")
+    exported = [path.name for path in (run / "best").glob("*")]
+    best = json.loads((run / "best.json").read_text())["best"]
+    assert ("adapter_model.safetensors" in exported) == (best["batch"] > 0)
+    saved = [record["name"] for record in lines(run / "checkpoints.jsonl")]
+    assert (saved[0], saved[-1]) == ("000003", "final")
