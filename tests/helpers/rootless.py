@@ -1,10 +1,12 @@
 """Commands run as an ordinary user of this machine, made for that and removed again."""
 
+import atexit
 import contextlib
 import fcntl
 import os
 import pwd
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ _PREFIX = "harbor-gym-test-"
 
 _REPOSITORY = ROOT
 _FIRST_ID, _IDS, _RANGES = 1 << 30, 65536, 4096
+_FIRST_USER = 50000
 
 
 @contextlib.contextmanager
@@ -34,14 +37,17 @@ def rootless_user() -> Generator[tuple[str, Path]]:
     if why:
         pytest.skip(f"{why}: {fix}")
     user = f"{_PREFIX}{os.getpid()}"
-    first = _FIRST_ID + os.getpid() % _RANGES * _IDS
+    number = os.getpid() % _RANGES
+    first = _FIRST_ID + number * _IDS
     ids = f"{first}-{first + _IDS - 1}"
     with _accounts():
         for known in pwd.getpwall():
-            number = known.pw_name.removeprefix(_PREFIX)
-            if number != known.pw_name and (known.pw_name == user or not Path(f"/proc/{number}").exists()):
+            pid = known.pw_name.removeprefix(_PREFIX)
+            if pid != known.pw_name and (known.pw_name == user or not Path(f"/proc/{pid}").exists()):
                 _remove(known.pw_name)
-        subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", user], check=True)
+        # Its ids are the same each time, and none are chosen for it: its files are used again.
+        own_ids = ["--uid", str(_FIRST_USER + number), "-K", "SUB_UID_COUNT=0", "-K", "SUB_GID_COUNT=0"]
+        subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", *own_ids, user], check=True)
         subprocess.run(["usermod", "--add-subuids", ids, "--add-subgids", ids, user], check=True)
     try:
         # Not in a test's own folder, which only root may enter.
@@ -70,26 +76,53 @@ def _remove(user: str) -> None:
 def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
     """Run a command as a user in a mount namespace of its own, where this Python and these sources can be read.
 
+    Its store has the tests' base image, as ``harbor-gym base`` made it once for this test process's users.
+
     Args:
         user: Who.
         home: A directory to mount its home on, in memory: gone with the command.
         argv: What, in the repository.
-        base: The root file system of the tests' base image, from which it is made in the user's store.
+        base: The root file system of that image.
         tun_mode: Who may open /dev/net/tun there, whoever may on this machine.
     """
+    if not _homes:
+        store = Path(tempfile.mkdtemp(dir="/tmp"))
+        atexit.register(shutil.rmtree, store, ignore_errors=True)
+        made = _run(user, home, sys.executable, "-m", "harbor_gym", "base", BASE, base=base, copied_to=store)
+        if made.returncode:
+            return made
+        _homes.append(store)
+    return _run(user, home, *argv, base=base, tun_mode=tun_mode, copied_from=_homes[0])
+
+
+_homes: list[Path] = []
+"""A home with the base image, of this process's users; empty before the first of them."""
+
+
+def _run(
+    user: str,
+    home: Path,
+    *argv: str,
+    base: Path,
+    tun_mode: str = "666",
+    copied_from: Path | None = None,
+    copied_to: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
     number = pwd.getpwnam(user).pw_uid
     bases = home / ".cache/harbor_gym/bases"
-    make_base = shlex.join([sys.executable, "-m", "harbor_gym", "base", BASE])
-    program = ["sh", "-c", f"{make_base} >&2 && exec {shlex.join(argv)}"]
-    lines = ["set -e", *_make_readable(home, [Path(sys.base_prefix), Path(sys.prefix), _REPOSITORY])]
-    lines += [
+    lines = [
+        *("set -e", *_make_readable(home, [Path(sys.base_prefix), Path(sys.prefix), _REPOSITORY])),
         f"mount -t tmpfs -o mode=0700,uid={number},gid={number} tmpfs {home}",
-        f"mkdir -p {bases} {home}/tmp && touch {bases / base.name} && chown -R {number}:{number} {home}",
+        f"cp -a {copied_from}/. {home}"
+        if copied_from
+        else f"mkdir -p {bases} {home}/tmp && touch {bases / base.name} && chown -R {number}:{number} {home}",
         f"mknod -m {tun_mode} {home}/tun c 10 200 && mount --bind {home}/tun {TUN}",
         f"mount --bind /proc/self/fd/3 {bases / base.name}",
         f"cd {_REPOSITORY}",
-        f"exec setpriv --reuid {number} --regid {number} --clear-groups --inh-caps=-all {shlex.join(program)} 3<&-",
+        f"setpriv --reuid {number} --regid {number} --clear-groups --inh-caps=-all {shlex.join(argv)} 3<&-",
     ]
+    if copied_to:
+        lines += [f"umount {bases / base.name} {TUN}", f"rm {home}/tun", f"cp -a {home}/. {copied_to}"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": f"{home}/tmp", "LANG": "C.UTF-8"}
     return subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"exec 3<{base}\n" + "\n".join(lines)],

@@ -515,5 +515,8 @@ async def a_transfer_that_takes_too_long_is_given_up(sandbox: LocalEnvironment, 
 BEHAVIOURS = behaviours_of(globals())
 """All of them."""
 
+FOR_ROOT = (a_hundred_thousand_empty_files_pass, too_many_files_are_refused)
+"""Files are counted in the archive, whoever's the sandbox is; each of these takes longer than all others together."""
+
 if __name__ == "__main__":
-    run_as_program(BEHAVIOURS)
+    run_as_program([behaviour for behaviour in BEHAVIOURS if behaviour not in FOR_ROOT])
