@@ -1,4 +1,4 @@
-"""The outcome of a failed episode: one word for it, whether to mask it, and whether and when to run it again.
+"""Classification of a failed episode: its kind as one word, whether to mask it, and whether and when to retry it.
 
 ==========================  ====================  =========  ======
 error                       failure_kind          retryable  masked
@@ -26,20 +26,20 @@ AgentFailedError            agent_failed          yes        yes
 any other                   unexpected            no         no
 ==========================  ====================  =========  ======
 
-*Retryable*: a fresh sandbox may do better; nothing was learnt of the policy. *Masked*: if it is not run again, its
-tokens must not be trained and its reward counts in no mean and no baseline. What is neither ends the run: no retry
-repairs a task or a bug, and an adapter must not skip it batch after batch.
+*Retryable*: a fresh sandbox may succeed; the failure says nothing about the policy. *Masked*: if the episode is not run
+again, its tokens must not be trained on and its reward counts in no mean and no baseline. An error that is neither ends
+the run: no retry repairs a task or a bug, and an adapter must not skip it batch after batch.
 
-Between the end of the policy's work and the reward, what lies in the policy's power is the policy's failure: the
-episode ends as ``sandbox_broken`` with reward 0 and the reason in ``info["breakage"]``, and raises nothing. First the
-sandbox is repaired: the workdir, Harbor's log directories, ``/tests`` and ``/etc/resolv.conf`` are made again, users
-are those of before, and there is room that the policy could not use. What then still keeps a verdict from being had:
+Between the end of the policy's work and the reward, a failure that the policy could cause is the policy's: the episode
+ends as ``sandbox_broken`` with reward 0 and the reason in ``info["breakage"]``, and raises nothing. First the sandbox
+is repaired: the workdir, Harbor's log directories, ``/tests`` and ``/etc/resolv.conf`` are made again, the accounts are
+restored, and storage that the policy could not use is set free. These errors can then still prevent a verdict:
 
 ==========================================  ==============================  ====================================
-what rises                                  in the policy's own sandbox     in a separate verifier's
+error                                       in the policy's own sandbox     in a separate verifier's
 ==========================================  ==============================  ====================================
-BrokenByPolicyError: the clean-up is not    the policy's                    the policy's: it is cleaned up, too
-done, or not in time
+BrokenByPolicyError: the clean-up failed    the policy's                    the policy's: it is cleaned up, too
+or timed out
 VerifierTimeoutError                        ambiguous                       infrastructure
 no reward, and the memory limit killed      ambiguous                       infrastructure (nothing counts there)
 HealthcheckError, a later step's setup.sh   ambiguous                       ambiguous: it is the policy's sandbox
@@ -54,19 +54,19 @@ EnvironmentStartTimeoutError                none                            infr
 any other                                   if broken, the policy's         infrastructure
 ==========================================  ==============================  ====================================
 
-*If broken*: something shows what the policy did. A shell or the tests' interpreter does not run, the verifier's user
-can't run a command or write its verdict, or the storage was full. *Ambiguous*: the policy may have caused it, and the
-task as well; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default it is the policy's.
+*If broken*: there is evidence that the policy broke the sandbox. A shell or the tests' interpreter does not run, the
+verifier's user can't run a command or write its verdict, or the storage was full. *Ambiguous*: either the policy or the
+task may have caused it; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default it is the policy's.
 
-Harbor grades after most exceptions of an agent. The verdict counts beside an agent's own ends (a non-zero exit, its
-time-out, the model's context or output length, a refusal). Beside any other recorded exception, of the trial or of a
-step, the episode is an ``AgentFailedError``. So it is beside a non-zero exit whose last request got no answer or status
-429, and on Harbor's server beside any non-zero exit while the budgets last: its relay refuses requests by itself, which
-never come here.
+Harbor grades after most exceptions of an agent. The verdict counts if the exception is an end of the agent itself (a
+non-zero exit, its time-out, the model's context or output length, a refusal). After any other recorded exception, of
+the trial or of a step, the episode is an ``AgentFailedError``. It is one as well after a non-zero exit whose last
+request got no answer or status 429, and on Harbor's server after any non-zero exit within the budgets: the server's
+relay refuses requests by itself, and this process never sees them.
 
-``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated,
-and is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under the name that
-their framework has.
+In an episode's loop ``ContextOverflowError`` and ``BudgetSpentError`` are no failures: the episode ends truncated, and
+is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under their framework's
+name for it.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
 
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
 _LONGEST_ASKED_PAUSE_SEC = 600.0
-"""A provider that asks for more is not waited for any longer: the episode is tried, and lost, instead."""
+"""The longest pause that a provider may ask for; a longer one is cut to this."""
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def classify(error: BaseException) -> Failure:
     """Return the row of the table for an error.
 
     Args:
-        error: Anything that an episode raised, or that stands in ``Rollout.error``.
+        error: An exception that an episode raised, or ``Rollout.error``.
     """
     for kind in type(error).__mro__:
         if (word := _KINDS.get(kind)) is not None:
@@ -142,29 +142,29 @@ def classify(error: BaseException) -> Failure:
 
 
 def error_name(error: BaseException) -> str:
-    """Return the name of an error's class in the table: a private subclass is shown as its base.
+    """Return the name of an error's class, or of its nearest base in the table.
 
     Args:
-        error: Anything that an episode raised.
+        error: An exception that an episode raised.
     """
     kinds = type(error).__mro__
     return next((kind for kind in kinds if kind in _KINDS), kinds[0]).__name__
 
 
 def describe(error: BaseException) -> str:
-    """Return an error's text behind its name, see :func:`error_name`."""
+    """Return ``NAME: TEXT`` of an error; for the name see :func:`error_name`."""
     return f"{error_name(error)}: {error}"
 
 
 def pause_sec(error: BaseException, attempt: int) -> float:
     """Return how long to wait before an episode runs again, in seconds.
 
-    Nothing but throttling is waited for: a broken sandbox predicts nothing about the next one. A throttled start waits
-    as long as the provider asks, up to ten minutes; where it does not ask, a second, doubled each time up to a minute.
+    Only throttling is waited for: a broken sandbox predicts nothing about the next one. A throttled start waits as long
+    as the provider asks, up to ten minutes; by default it waits a second, doubled each time up to a minute.
 
     Args:
-        error: What ended the attempt.
-        attempt: Its number, from 0.
+        error: The error that ended the attempt.
+        attempt: The attempt's number, from 0.
     """
     if not isinstance(error, SandboxThrottledError):
         return 0.0
@@ -174,11 +174,11 @@ def pause_sec(error: BaseException, attempt: int) -> float:
 
 
 class RetryBudget:
-    """The number of attempts that may follow failed ones; of one episode, or shared by a group.
+    """The retries that are left to one episode, or shared by a group.
 
     Args:
-        max_retries: Attempts that may follow a failed one, altogether; 0 allows none.
-        warns: Log each loss as a warning. An evaluation prints a line about each episode itself.
+        max_retries: Retries altogether; 0 allows none.
+        warns: Whether to log a lost episode as a warning, instead of as information.
 
     Raises:
         UsageError: ``max_retries`` is negative.
@@ -190,7 +190,7 @@ class RetryBudget:
         self._left, self._lost_level = max_retries, logging.WARNING if warns else logging.INFO
 
     async def run[T](self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what an attempt returns, the first that does not fail; raise the error that no retry follows."""
+        """Return the first successful attempt's result; raise the error that no retry may follow."""
         for number in itertools.count():
             try:
                 return await attempt()
@@ -200,12 +200,12 @@ class RetryBudget:
         raise AssertionError("there is no end to the attempts' numbers")
 
     async def allows(self, error: Exception, attempt: int, name: str = "an episode") -> bool:
-        """Return whether an episode may run again, after the pause that its failure asks for.
+        """Return whether an episode may run again; if so, wait for the pause of :func:`pause_sec` first.
 
         Args:
-            error: What ended the attempt; the caller knows that it is retryable.
+            error: The error that ended the attempt; the caller has checked that it is retryable.
             attempt: The attempt's number, from 0.
-            name: What people call the episode.
+            name: The episode's name in log lines.
         """
         summary = describe(error)
         if self._left == 0:

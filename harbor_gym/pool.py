@@ -1,4 +1,4 @@
-"""A pool of sandboxes that are ready before they are asked for."""
+"""Warm pools: sandboxes that are started before an episode needs them."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from harbor_gym.errors import (
 _logger = logging.getLogger(__name__)
 
 _LOOK_TIMEOUT_SEC = 15.0
-"""How long a sandbox that has waited may take to show its screen before it counts as dead."""
+"""How long a pooled sandbox may take to show its screen before it counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One prepared episode, now the lessee's: closing it is the lessee's duty."""
+    """One prepared episode. The lessee owns it and must close it."""
 
     prepared: PreparedEpisode
     hit: bool
-    """Whether it was ready when it was asked for."""
+    """Whether it was ready at the time of the request."""
 
     wait_sec: float
-    """Seconds until it was handed out, the look that proves it alive included."""
+    """Seconds from the request to the lease, including the check that the sandbox is alive."""
 
 
 @dataclass(slots=True)
 class PoolCounts:
-    """A pool's counts so far. Every prepared sandbox is ready, leased or discarded; any other is leaked."""
+    """A pool's counts so far."""
 
     hits: int = 0
     misses: int = 0
     wait_sec: float = 0.0
-    """Seconds that all leases together waited."""
+    """Sum of all leases' waits, in seconds."""
 
     created: int = 0
     failed: int = 0
     dead: int = 0
-    """Sandboxes that ended while they waited; none was handed out."""
+    """Sandboxes that ended in the pool; they are never leased."""
 
     discarded: int = 0
     stop_failures: int = 0
@@ -72,13 +72,13 @@ class _Waiter:
 
 
 class WarmPool:
-    """Keep episodes of one task ready: sandbox up, terminal open. For any sandbox type.
+    """Keep episodes of one task ready, with the sandbox running and the terminal open. Any sandbox type will do.
 
-    It fills in the background from the first lease (or ``start``) on, and again after every lease. It belongs to one
-    event loop; ``close``, or the end of that loop, discards what nobody leased. What is leased belongs to its lessee.
+    The pool fills in the background, from the first lease (or ``start``) on, and refills after every lease. It belongs
+    to one event loop; ``close``, or the end of that loop, discards the sandboxes that are not leased.
 
     Args:
-        config: The task and the sandbox. Budgets and the recording may differ from one lessee to another.
+        config: The task and the sandbox. Only ``recording_path`` and ``start_from`` may differ between lessees.
         size: Sandboxes to keep ready.
         limits: How fast to start them, and when to give up.
 
@@ -101,7 +101,7 @@ class WarmPool:
         self._starting = 0
         self._checked_out = 0
         self._failures = 0
-        """Failures so far, side by side ones as one."""
+        """Failed starts so far; concurrent ones count once."""
 
         self._failures_in_a_row = 0
         self._failed_at = 0.0
@@ -114,10 +114,10 @@ class WarmPool:
     # -- for the lessee ------------------------------------------------------------------------------------------
 
     def require_fit(self, config: TerminalEnvConfig) -> None:
-        """Raise unless this pool's sandboxes are what ``config`` describes.
+        """Raise unless this pool's sandboxes fit ``config``.
 
         Raises:
-            UsageError: Something but the recording's place and the start differs.
+            UsageError: A field other than ``recording_path`` and ``start_from`` differs.
         """
         wanted = _of_sandbox(config)
         if wanted != self.config:
@@ -126,11 +126,11 @@ class WarmPool:
             raise UsageError(f"the warm pool was made for another configuration: {', '.join(differing)} differ")
 
     async def lease(self) -> Lease:
-        """Hand out one episode that has just been seen alive, at its first screen. In the order of asking.
+        """Return a prepared episode whose sandbox was just checked to be alive. Callers are served in order.
 
         Raises:
-            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`: at once where no retry can repair it, else
-                after ``max_failures`` in a row.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`: at once if no retry can repair it, else
+                after ``max_failures`` failed starts in a row.
             UsageError: The pool is closed, or belongs to another event loop.
         """
         self.start()
@@ -157,13 +157,13 @@ class WarmPool:
         return Lease(prepared, hit, wait_sec)
 
     def start(self) -> None:
-        """Begin to fill. Idempotent; the first lease does it too.
+        """Start filling the pool. Idempotent; the first lease does it too.
 
         Raises:
             UsageError: The pool is closed, or belongs to another event loop.
         """
         if self._keeper is None and not self._is_closed:
-            # A context of its own: what starts a sandbox later is not part of whatever asked first.
+            # A fresh context: later starts must not inherit the context variables of the first caller.
             keeping = self._run()
             self._keeper = asyncio.create_task(keeping, name="harbor-gym-pool", context=contextvars.Context())
             self._wake.set()
@@ -174,14 +174,14 @@ class WarmPool:
         self._is_refilling = False
 
     def refill_to(self, size: int) -> None:
-        """Keep ``size`` ready from now on, also after ``stop_refilling``. What is ready beyond that is still leased."""
+        """Keep ``size`` sandboxes ready from now on, also after ``stop_refilling``. Surplus ones are still leased."""
         self.size = size
         self._is_refilling = True
         self._wake.set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether it hands out nothing any more."""
+        """Whether the pool refuses further leases."""
         return self._is_closed
 
     async def close(self) -> None:
@@ -203,7 +203,10 @@ class WarmPool:
         await self.close()
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts so far, named ``pool/…``; ``pool/leaked`` is 0 unless something is wrong."""
+        """Return the counts so far, named ``pool/…``.
+
+        Every created sandbox is ready, leased or discarded; ``pool/leaked`` counts the others, and is 0 without a bug.
+        """
         counts = self.counts
         leased = counts.hits + counts.misses
         leaked = (
@@ -228,7 +231,7 @@ class WarmPool:
             raise UsageError("the warm pool belongs to another event loop: make one per loop")
 
     async def _take(self) -> PreparedEpisode:
-        """Take the oldest ready episode in hand, or wait in line for one."""
+        """Return the oldest ready episode, or queue for one."""
         if self._ready and not self._waiters:
             self._checked_out += 1
             return self._ready.popleft()
@@ -382,8 +385,8 @@ _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[WarmPool]] = 
 def shared_pool(config: TerminalEnvConfig, *, size: int, limits: PoolLimits | None = None) -> WarmPool:
     """Return the running loop's pool for ``config``, started; made if there is none, enlarged if it is smaller.
 
-    For those who can't hand a pool on because they must pickle. Close with :func:`close_shared_pools`; those of the
-    portal's loop are closed at the interpreter's exit, too.
+    For callers that are pickled and so can't hold a pool. Close the pools with :func:`close_shared_pools`; those of the
+    portal's loop are also closed at the interpreter's exit.
     """
     pools = _shared.setdefault(asyncio.get_running_loop(), [])
     pools[:] = [pool for pool in pools if not pool.is_closed]
@@ -400,9 +403,9 @@ def shared_pool(config: TerminalEnvConfig, *, size: int, limits: PoolLimits | No
 
 
 async def portal_pool(config: TerminalEnvConfig, *, size: int) -> WarmPool:
-    """Return the process's pool for ``config``, kept by the portal: for callers whose event loops end before it does.
+    """Return the pool for ``config`` on the portal's event loop, for callers whose own loops end before the pool.
 
-    What it leases is used on the portal's loop, as :class:`harbor_gym.wrappers.PortalEnv` does. It is closed at the
+    Use its leases on the portal's loop, as :class:`harbor_gym.wrappers.PortalEnv` does. The pool is closed at the
     interpreter's exit, or by :func:`close_portal_pools`.
     """
 

@@ -1,4 +1,4 @@
-"""One episode from a sampler to a token-level trajectory. No training framework is involved."""
+"""Play one episode with a sampler and return its token-level trajectory, without any training framework."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,21 +14,21 @@ from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransitio
 
 @runtime_checkable
 class KnowsContext(Protocol):
-    """A sampler whose engine tells its context window."""
+    """A sampler that can ask its engine for the context window."""
 
     async def __call__(self, prompt: Sequence[int], /) -> Sample:
         """Sample one message."""
         ...
 
     async def context_tokens(self) -> int | None:
-        """Return the window in tokens; None where the engine does not tell."""
+        """Return the window in tokens; None if the engine does not report it."""
         ...
 
 
 async def context_tokens_of(sample: Sampler) -> int | None:
-    """Return the context window in tokens of a sampler's engine; None where it does not tell.
+    """Return the context window of a sampler's engine, in tokens; None if it is unknown.
 
-    A sampler around another one asks this of the inner one, or the episode would not know of the window.
+    A sampler that wraps another one must pass the inner one's window on, or the episode has no context limit.
     """
     return await sample.context_tokens() if isinstance(sample, KnowsContext) else None
 
@@ -38,10 +38,10 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnaps
 
     Args:
         env: A token environment; it is closed in any case.
-        sample: Asked once a turn. Its ``BudgetSpentError`` (the prompt does not fit the engine) ends the episode
-            truncated, its ``SamplerError`` is an infrastructure error; other exceptions pass through. One that knows
-            its engine's context window (:class:`KnowsContext`) sets the environment's, where that has none.
-        keep: Called before each answer but the first.
+        sample: Called once a turn. Its ``BudgetSpentError`` (the prompt does not fit the engine) ends the episode
+            truncated, its ``SamplerError`` is an infrastructure error; other exceptions pass through. If it knows its
+            engine's context window (:class:`KnowsContext`) and the environment has no limit, that window is the limit.
+        keep: Called with a snapshot before each answer but the first.
 
     Returns:
         The trajectory. A failure of sandbox, terminal, verifier or sampler comes back as ``INFRASTRUCTURE_ERROR``, with
@@ -87,19 +87,18 @@ async def run_with_retries(
     max_retries: int = 1,
     clock: EpisodeClock | None = None,
 ) -> Rollout:
-    """Run one episode, again in a fresh sandbox while the infrastructure fails and retries last.
+    """Run one episode; after an infrastructure failure, run it again in a fresh sandbox, up to ``max_retries`` times.
 
-    A provider that throttles is waited for as long as it asks (:func:`harbor_gym.outcomes.pause_sec`).
+    A throttled start waits before its retry (:func:`harbor_gym.outcomes.pause_sec`).
 
     Args:
-        make_env: Makes the environment of one attempt. For sandboxes of a warm pool, give the environment its ``pool``.
-        sample: Asked once a turn. Its exceptions pass through; a :class:`harbor_gym.SamplerError` counts as the
-            infrastructure's.
+        make_env: Makes the environment of one attempt. To use a warm pool, give the environment its ``pool``.
+        sample: See :func:`run_episode`.
         max_retries: Attempts that may follow a failed one; 0 runs once.
-        clock: Of an episode of :func:`harbor_gym.stragglers.play_group`. No attempt follows the deadline.
+        clock: The episode's clock in :func:`harbor_gym.stragglers.play_group`. No attempt starts after its deadline.
 
     Returns:
-        The last attempt's trajectory. Its ``failed_attempts`` are the errors of those before it.
+        The last attempt's trajectory. Its ``failed_attempts`` are the errors of the earlier attempts.
 
     Raises:
         HarborGymError: The task or the configuration is wrong, which no retry can repair.
@@ -126,10 +125,10 @@ class _Clocked:
 
 
 def clocked(sample: Sampler, clock: EpisodeClock) -> Sampler:
-    """Return a sampler whose answers an episode's clock counts, and refuses after the batch's deadline."""
+    """Wrap a sampler so that a clock counts its answers and refuses further ones after the batch's deadline."""
     return _Clocked(sample, clock)
 
 
 def end_word(rollout: Rollout) -> str:
-    """Return why an episode ended, in one word; of a lost one its ``failure_kind`` (:mod:`harbor_gym.outcomes`)."""
+    """Return the end reason of an episode; for a lost one, its ``failure_kind`` (:mod:`harbor_gym.outcomes`)."""
     return rollout.end_reason.value if rollout.error is None else classify(rollout.error).failure_kind

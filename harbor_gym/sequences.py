@@ -1,4 +1,4 @@
-"""Rollouts as flat token sequences, the form that most trainers take."""
+"""Flat token sequences of rollouts, the form that most trainers take."""
 
 import math
 from collections import Counter
@@ -10,14 +10,14 @@ from harbor_gym.types import Rollout, Sample, SampledSpan, TokenSequence, TokenT
 
 
 def flatten(rollout: Rollout) -> TokenSequence:
-    """Return an episode as one sequence: the first prompt, then each sample and what the next prompt adds to it.
+    """Return an episode as one sequence: the first prompt, then each sample and the tokens that the next prompt adds.
 
     Args:
-        rollout: An episode of :func:`harbor_gym.run_episode`. One without transitions gives an empty sequence; a
-            trainer that refuses those should leave it out.
+        rollout: An episode of :func:`harbor_gym.run_episode`. Without transitions the sequence is empty; leave it out
+            if your trainer refuses empty sequences.
 
     Raises:
-        UsageError: A prompt does not begin with the last prompt and its sample, token by token.
+        UsageError: A prompt does not begin with the previous prompt and its sample, token by token.
     """
     sequence = SequenceBuilder()
     for number, transition in enumerate(rollout.transitions, start=1):
@@ -31,11 +31,11 @@ def flatten(rollout: Rollout) -> TokenSequence:
 
 
 def merge(turns: Iterable[TokenTransition | tuple[Sequence[int], Sample]]) -> list[TokenSequence]:
-    """Return successive calls of a model as few sequences, for turns that need not extend one another.
+    """Merge successive calls of a model into as few sequences as possible; a call need not extend the previous one.
 
-    A call whose prompt begins with everything of an earlier sequence goes on in that sequence (the latest such one);
-    any other call opens a new one, whose prompt is its whole prompt. So no token is trained twice: what a fork has in
-    common with its origin is prompt there.
+    If a call's prompt begins with all tokens of an earlier sequence, the call extends the latest such sequence. Any
+    other call opens a new sequence, whose prompt is the call's whole prompt. So no sampled token is trained twice:
+    tokens that a fork shares with an earlier sequence are prompt in the fork.
 
     Args:
         turns: Prompts and their samples, in the order of the calls.
@@ -52,9 +52,9 @@ def merge(turns: Iterable[TokenTransition | tuple[Sequence[int], Sample]]) -> li
 
 
 def split(sequence: TokenSequence) -> list[TokenSequence]:
-    """Return a sequence as one per sampled message, each behind its whole prompt; :func:`merge` puts them together.
+    """Split a sequence into one per sampled message, each after its whole prompt. Messages without tokens are skipped.
 
-    A message without tokens has none.
+    :func:`merge` is the inverse.
     """
     return [
         TokenSequence(
@@ -69,7 +69,7 @@ def split(sequence: TokenSequence) -> list[TokenSequence]:
 
 
 def staleness(sequences: Iterable[TokenSequence], newest: int) -> Counter[int]:
-    """Return how many sampled tokens are so many versions behind the newest; tokens of unknown version do not count."""
+    """Count sampled tokens by how many versions they are behind ``newest``; tokens of unknown version don't count."""
     spans = [span for sequence in sequences for span in sequence.spans]
     counts = Counter[int]()
     for span in spans:
@@ -79,25 +79,25 @@ def staleness(sequences: Iterable[TokenSequence], newest: int) -> Counter[int]:
 
 
 class SequenceBuilder:
-    """A sequence to which calls are added. What is shown before the first sample is its prompt."""
+    """Builds a sequence call by call. Tokens before the first sample are its prompt."""
 
     def __init__(self) -> None:
         self._sequence = TokenSequence([], [], (), [])
         self._spans: list[SampledSpan] = []
 
     def is_extended_by(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt begins with everything of this sequence."""
+        """Return whether a prompt begins with all tokens of this sequence."""
         tokens = self._sequence.token_ids
         return len(prompt) >= len(tokens) and list(prompt[: len(tokens)]) == tokens
 
     def first_difference(self, prompt: Sequence[int]) -> int:
-        """Return the place of the first token of a prompt that is not this sequence's."""
+        """Return the index of the first token at which a prompt differs from this sequence."""
         tokens = self._sequence.token_ids
         pairs = enumerate(zip(tokens, prompt, strict=False))
         return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(tokens), len(prompt)))
 
     def extend(self, prompt: Sequence[int], sample: Sample, *, call: int) -> None:
-        """Add a call whose prompt begins with everything of this sequence."""
+        """Add a call whose prompt begins with all tokens of this sequence."""
         self.show(prompt[len(self._sequence.prompt) + len(self._sequence.completion) :])
         self.add(sample.tokens, sample.logprobs, call=call, version=sample.version)
 
@@ -122,13 +122,13 @@ class SequenceBuilder:
 
         Args:
             sampled: Token ids.
-            logprobs: The log-probability of each, in nats; None where there are none.
-            call: The call's index, as :class:`SampledSpan` has it.
-            agent: Whose call it was, as there.
-            version: Of the weights, as there.
+            logprobs: The log-probability of each, in nats; None if unknown.
+            call: See :attr:`SampledSpan.call`.
+            agent: See :attr:`SampledSpan.agent`.
+            version: See :attr:`SampledSpan.version`.
 
         Raises:
-            UsageError: There are more or fewer log-probabilities than tokens.
+            UsageError: The number of log-probabilities is not that of the tokens.
         """
         known = [math.nan] * len(sampled) if logprobs is None else [float(item) for item in logprobs]
         if len(known) != len(sampled):

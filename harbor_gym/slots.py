@@ -1,4 +1,4 @@
-"""Places for one episode after another, for frameworks that keep an environment; their owner closes all of them."""
+"""Slots that run one episode after another, for frameworks that keep one environment object."""
 
 import asyncio
 import weakref
@@ -12,14 +12,14 @@ from harbor_gym.pool import WarmPool, shared_pool
 from harbor_gym.types import ResetInfo
 
 type Preparation = Callable[[AsyncTerminalGymEnv], Awaitable[None]]
-"""Makes an episode ready for a harness's tools, before the policy acts."""
+"""Prepares an episode's sandbox for a harness's tools, before the policy acts."""
 
 
 class SlotOwner:
     """The slots and warm pools of one user, such as a server. Its methods run on the portal's loop.
 
     Args:
-        closed: The message of the error that a start gets after :meth:`close`.
+        closed: The message of the ``UsageError`` that a start raises after :meth:`close`.
     """
 
     def __init__(self, closed: str) -> None:
@@ -29,15 +29,15 @@ class SlotOwner:
         self._pools: weakref.WeakSet[WarmPool] = weakref.WeakSet()
 
     def add(self, slot: "EpisodeSlot") -> None:
-        """Close a slot with the others."""
+        """Register a slot, which :meth:`close` then closes."""
         self._slots.add(slot)
 
     def make_env(self, config: TerminalEnvConfig, *, pool_size: int | None) -> AsyncTerminalGymEnv:
-        """Return an environment, with a warm pool that is closed with the slots.
+        """Return an environment, with a warm pool that :meth:`close` closes.
 
         Args:
-            config: The episode's.
-            pool_size: Sandboxes that the task's pool keeps ready; None takes no pool.
+            config: The episode's configuration.
+            pool_size: Sandboxes that the task's pool keeps ready; None uses no pool.
 
         Raises:
             UsageError: The owner is closed.
@@ -55,7 +55,7 @@ class SlotOwner:
             raise self.closed_error()
 
     def closed_error(self) -> UsageError:
-        """Return the error of a closed slot."""
+        """Return the error for a start after :meth:`close`."""
         return UsageError(self._closed)
 
     async def close(self) -> None:
@@ -70,7 +70,7 @@ class EpisodeSlot:
     """Runs one episode after another, each in a fresh sandbox. Its methods run on the portal's loop.
 
     Args:
-        owner: Closes this slot with its others.
+        owner: The owner, which closes this slot.
     """
 
     def __init__(self, owner: SlotOwner) -> None:
@@ -84,7 +84,7 @@ class EpisodeSlot:
         """The running episode's environment.
 
         Raises:
-            UsageError: There is none.
+            UsageError: No episode is running.
         """
         if self._env is None:
             raise UsageError("there is no running episode: call reset first")
@@ -98,16 +98,16 @@ class EpisodeSlot:
         pool_size: int | None = None,
         prepare: Preparation | None = None,
     ) -> tuple[str, ResetInfo]:
-        """Close the last episode and start one, again in a fresh sandbox while that fails and retries last.
+        """Close the last episode and start a new one; a failed start is retried in a fresh sandbox.
 
         Args:
-            config: The episode's.
-            max_retries: Starts that may follow one that failed.
-            pool_size: As :meth:`SlotOwner.make_env` takes it.
-            prepare: Makes the episode ready.
+            config: The episode's configuration.
+            max_retries: Starts that may follow a failed one.
+            pool_size: See :meth:`SlotOwner.make_env`.
+            prepare: Prepares the sandbox after each start.
 
         Raises:
-            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset`, and what ``prepare`` raises.
+            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset`, or raised by ``prepare``.
             UsageError: The slot or its owner is closed.
         """
         await self._release()
@@ -128,7 +128,7 @@ class EpisodeSlot:
         return await RetryBudget(max_retries).run(attempt)
 
     async def close(self) -> None:
-        """Stop the sandbox and refuse further episodes. Idempotent, at any time, also while a call runs."""
+        """Stop the sandbox and refuse further episodes. Idempotent; may be called while another call runs."""
         self._is_closed = True
         await self._release()
 

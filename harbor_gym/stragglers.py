@@ -1,4 +1,4 @@
-"""Groups that don't wait for their slowest episodes: more are started than count, or a batch has a deadline."""
+"""Groups that don't wait for their slowest episodes: by starting more than the group's size, or by a deadline."""
 
 import asyncio
 import logging
@@ -16,42 +16,42 @@ from harbor_gym.outcomes import describe
 from harbor_gym.types import EndReason, Rollout
 
 _TAIL = 0.8
-"""Share of a group's episodes behind whose end the wait for the others is measured."""
+"""``stragglers/wait_sec`` starts when this share of a group's episodes has ended."""
 
 logger = logging.getLogger(__name__)
 
 
 class BatchDeadlineError(BudgetSpentError):
-    """The batch's deadline has passed: the episode is ended as a truncation, and verified."""
+    """The batch's deadline has passed: the episode ends truncated, and is verified."""
 
     reason = EndReason.BATCH_DEADLINE.value
 
 
 class DropReason(StrEnum):
-    """Why an episode was dropped: it is ended without a verdict, and has no reward."""
+    """Why an episode was dropped. A dropped episode is not verified and has no reward."""
 
     GROUP_FULL = "group_full"
-    """Its group had its size without it."""
+    """Enough other episodes of its group had ended with a verdict."""
 
     BATCH_DEADLINE = "batch_deadline"
-    """The batch's deadline passed before the policy's first answer: there is nothing to grade or to train."""
+    """The batch's deadline passed before the policy's first answer: there is nothing to grade or to train on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stragglers:
-    """What is done about a group's slowest episodes. Nothing, as it is made without arguments.
+    """How to treat a group's slowest episodes. The defaults wait for all of them.
 
     Raises:
         UsageError: A number is out of range.
     """
 
     over_sample: float = 1.0
-    """So many times a group's size are started. The first that end with a verdict are the group, and the others are
-    dropped."""
+    """The number of episodes to start, as a multiple of the group's size. The first that end with a verdict are the
+    group, and the others are dropped."""
 
     batch_deadline_sec: float | None = None
-    """Seconds after which the running episodes end as ``batch_deadline`` and are verified, from the group's start; None
-    waits for each."""
+    """Seconds from the group's start after which the running episodes end as ``batch_deadline`` and are verified; None
+    sets no deadline."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.over_sample) and self.over_sample >= 1):
@@ -61,31 +61,31 @@ class Stragglers:
 
     @property
     def is_active(self) -> bool:
-        """Whether an episode may be dropped or cut."""
+        """Whether an episode may be dropped or truncated."""
         return self.over_sample > 1 or self.batch_deadline_sec is not None
 
     def started(self, size: int) -> int:
-        """Return how many episodes are started for a group of a size."""
+        """Return how many episodes to start for a group of ``size``, rounded up."""
         return math.ceil(round(size * self.over_sample, 9))
 
 
 class EpisodeClock:
-    """One episode's sight of the batch's deadline, and the policy's answers in it.
+    """Enforces the batch's deadline in one episode, and counts the policy's answers.
 
     Args:
-        ends_at: The deadline by the event loop's clock; None is none.
+        ends_at: The deadline, in seconds of the event loop's clock; None sets none.
     """
 
     def __init__(self, ends_at: float | None = None) -> None:
         self.ends_at = ends_at
         self.answers = 0
-        """Answers of the policy in the present attempt."""
+        """Answers of the policy in the current attempt."""
 
         self.dropped: DropReason | None = None
-        """Why the episode was cancelled, if it was."""
+        """Why the episode was dropped; None if it was not."""
 
         self.seconds = 0.0
-        """Its duration, when it is over."""
+        """The episode's duration, set at its end."""
 
     @property
     def is_over(self) -> bool:
@@ -101,7 +101,7 @@ class EpisodeClock:
         """Wait for an answer of the policy.
 
         Raises:
-            BatchDeadlineError: The deadline has passed. An answer that was being sampled is cancelled.
+            BatchDeadlineError: The deadline has passed. A running ``sample`` is cancelled.
         """
         late = BatchDeadlineError("the batch's deadline has passed")
         if self.is_over:
@@ -120,27 +120,27 @@ class EpisodeClock:
 
 @dataclass(frozen=True)
 class ClosedGroup[T]:
-    """What came of a group's episodes. Places count from 0, in the order of starting."""
+    """A group whose episodes have all ended. An episode's place is its number in the order of starting, from 0."""
 
     ended: Mapping[int, T]
-    """Place → result of each that counts, at most the group's size."""
+    """Place → result of each episode that counts, at most the group's size."""
 
     clocks: tuple[EpisodeClock, ...]
-    """Of each episode that was started."""
+    """The clock of each started episode, by place."""
 
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """``stragglers/wait_sec``: from the end of four fifths of the group to its end. Where an episode may be dropped,
-    also ``started`` and ``dropped`` (episodes), ``dropped_sec`` (their seconds), ``dropped_turns`` and ``kept_turns``
-    (means of the policy's answers, the former where one was dropped)."""
+    """``stragglers/wait_sec``: seconds from the end of four fifths of the group to the end of all. Where an episode may
+    be dropped, also ``started`` and ``dropped`` (episodes), ``dropped_sec`` (the dropped ones' seconds), and
+    ``dropped_turns`` and ``kept_turns`` (mean answers of the policy, each if there is such an episode)."""
 
     @property
     def dropped(self) -> dict[int, DropReason]:
-        """Place → why it was dropped."""
+        """Place → reason of each dropped episode."""
         return {place: clock.dropped for place, clock in enumerate(self.clocks) if clock.dropped is not None}
 
 
 def equal_places(keys: Iterable[Hashable]) -> list[list[int]]:
-    """Return the places of equal keys together, in the order of their first ones: the groups of a batch."""
+    """Return a list of places for each distinct key, by first occurrence: the groups of a batch."""
     places: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
@@ -150,21 +150,21 @@ def equal_places(keys: Iterable[Hashable]) -> list[list[int]]:
 async def play_group[T](
     size: int, stragglers: Stragglers, play: Callable[[int, EpisodeClock], Awaitable[T | None]]
 ) -> ClosedGroup[T]:
-    """Play a group's episodes side by side, until so many have ended that it has its size.
+    """Play a group's episodes concurrently until ``size`` of them have ended with a verdict.
 
     Args:
         size: Episodes that count.
-        stragglers: How many are started, and how long they may take.
-        play: Plays the episode of a place to its verdict; None of one that the infrastructure lost. Each answer of the
-            policy goes through :meth:`EpisodeClock.answer`; its ``BatchDeadlineError`` ends an episode truncated, or
-            comes out where there was no answer. An episode that is dropped is cancelled, with the clock's ``dropped``
-            set, and leaves nothing behind.
+        stragglers: How many to start, and how long they may take.
+        play: Plays the episode of a place to its verdict; returns None if the infrastructure failed. It takes each
+            answer of the policy through :meth:`EpisodeClock.answer`, whose ``BatchDeadlineError`` it turns into a
+            truncation, or lets through before the first answer. A dropped episode is cancelled, with the clock's
+            ``dropped`` set, and must clean up.
 
     Returns:
-        The episodes that count, when the others have been cancelled and waited for.
+        The episodes that count, after the others have been cancelled and awaited.
 
     Raises:
-        Exception: The first that ``play`` raised; the other episodes are cancelled and waited for.
+        Exception: The first that ``play`` raised; the other episodes are cancelled and awaited.
     """
     return await _Group(size, stragglers, play).run()
 
@@ -172,11 +172,11 @@ async def play_group[T](
 async def play_rollouts(
     size: int, stragglers: Stragglers, play: Callable[[int, EpisodeClock], Awaitable[Rollout]]
 ) -> tuple[list[Rollout], ClosedGroup[Rollout]]:
-    """Play a group as :func:`play_group` does, where each episode is a rollout, also a lost one.
+    """Play a group by :func:`play_group`, with a rollout for each episode, also for a lost one.
 
     Returns:
-        As many rollouts as the group's size, by their places: those that count, and where they are too few what was
-        lost, and then what was dropped, with the end reason ``DROPPED``.
+        ``size`` rollouts, ordered by place: the episodes that count, then, if these are too few, lost ones, then
+        dropped ones, which have the end reason ``DROPPED``.
     """
     lost: dict[int, Rollout] = {}
 

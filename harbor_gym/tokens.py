@@ -1,4 +1,4 @@
-"""The environment in tokens, for any training framework: sampled tokens are never rendered or tokenised again."""
+"""The token environment, for any training framework: sampled tokens are never rendered or tokenised again."""
 
 import asyncio
 import copy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from harbor_gym.wrappers import Forkable, TerminalEnv
 
 _OF_TOKENS = ("prompt_tokens", "sampled_tokens", "logprobs", "version", "thinking_sec")
-"""The fields of a turn that the environment below does not know."""
+"""The fields of a turn that the wrapped environment does not know."""
 
 
 class TokenTerminalEnv:
@@ -43,9 +43,9 @@ class TokenTerminalEnv:
 
     Args:
         env: The environment. This object owns it from now on.
-        codec: The model family's way to write a chat.
+        codec: Writes and reads chats in the model family's format.
         max_tokens: The sampler's limit for one message, in tokens; reserved when the context limit is checked.
-        max_context_tokens: The model's context window in tokens; None checks nothing.
+        max_context_tokens: The model's context window in tokens; None sets no limit.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class TokenTerminalEnv:
         self._shown_at = 0.0
         self._off_template_turns = 0
         self._origin: Snapshot | None = None
-        """Where a copy began, with the prompt in tokens and the whole transcript."""
+        """The snapshot at which a copy begins, with the prompt in tokens and the transcript so far."""
 
     async def reset(self) -> TokenStep:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
 
-        With ``TerminalEnvConfig.start_from``, and in a copy, the first prompt is that of the turn at which it begins,
-        token by token as it was.
+        With ``TerminalEnvConfig.start_from``, and in a copy, the first prompt is the original episode's prompt at that
+        turn, token for token.
 
         Raises:
-            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset` does.
-            UsageError: ``start_from`` has no tokens, as one of a policy in text, or those of another tokenizer.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`.
+            UsageError: The episode of ``start_from`` has no tokens, or tokens of another tokenizer.
         """
         self.transcript = Transcript(system_prompt=prompts.system_message(self.env.config))
         origin = self._origin or await asyncio.to_thread(_read_origin, self.env.config, self._codec)
@@ -101,8 +101,8 @@ class TokenTerminalEnv:
     async def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
         """Copy the running episode; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`.
 
-        Each copy's next prompt is this one's, token by token, and its transcript has the turns so far. Give it to
-        ``step`` or to :func:`harbor_gym.run_episode`, whose transitions begin at the copy's first turn.
+        Each copy's next prompt is this episode's, token for token, and its transcript has the turns so far. Call its
+        ``step``, or give it to :func:`harbor_gym.run_episode`, whose transitions begin at the copy's first own turn.
         """
         env, tokens, turns = self._forkable(), tuple(self._prompt), tuple(self.transcript.turns)
         origin = replace(await env.snapshot(), turns=turns, observation=self._shown, tokens=tokens)
@@ -144,12 +144,13 @@ class TokenTerminalEnv:
         Args:
             sampled: The tokens as they were sampled, with the stop token if the sampler returns it.
             stop_reason: ``"length"`` means the message was cut at the token limit: nothing of it is executed, and
-                the episode ends truncated and verified. A message without tokens is one that can't be read.
-            logprobs: Log-probability of each of the tokens, in nats; kept in the transcript.
-            version: Of the weights, as :attr:`harbor_gym.Sample.version`; kept in the transcript.
+                the episode ends truncated and verified. A message without tokens counts as unreadable instead.
+            logprobs: Log-probability of each token, in nats; kept in the transcript.
+            version: See :attr:`harbor_gym.Sample.version`; kept in the transcript.
 
         Raises:
-            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step` does.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step`.
+            UsageError: There was no ``reset``.
         """
         if not self._prompt:
             raise UsageError("step can't be called before reset")
@@ -178,15 +179,15 @@ class TokenTerminalEnv:
         return step
 
     async def truncate(self, reason: EndReason) -> TokenStep:
-        """End the episode because the last prompt gets no answer, and have it verified.
+        """End the episode because the last prompt gets no answer, and verify it.
 
-        What that pays and reports belongs to the last answer, as where the next prompt was seen not to fit.
+        The reward and the info are added to the last turn's, as if its ``step`` had ended the episode.
 
         Args:
-            reason: As :meth:`harbor_gym.AsyncTerminalGymEnv.truncate` takes it.
+            reason: See :meth:`harbor_gym.AsyncTerminalGymEnv.truncate`.
 
         Raises:
-            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.truncate` does.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.truncate`.
         """
         ended, turns = await self._truncated(reason), self.transcript.turns
         if not turns:
@@ -198,7 +199,7 @@ class TokenTerminalEnv:
         return step
 
     def limit_context(self, tokens: int | None) -> None:
-        """Set the context window, in tokens, where none was given. Before ``reset``."""
+        """Set the context window, in tokens, unless the constructor got one. Call it before ``reset``."""
         if self._max_context_tokens is None:
             self._max_context_tokens = tokens
 
@@ -207,8 +208,8 @@ class TokenTerminalEnv:
         await self.env.close()
 
     async def _act(self, action: str, sampled: Sequence[int], stop_reason: StopReason) -> tuple[TokenStep, str]:
-        """Return what an answer led to, and the text that the environment showed for it."""
-        if stop_reason == "length" and sampled:  # an answer without tokens was not cut: it says nothing
+        """Return the step that an answer makes, and its observation as text."""
+        if stop_reason == "length" and sampled:
             return await self._truncated(EndReason.MAX_TOKENS), ""
         observation, reward, done, info = await self.env.step(action)
         if done:
@@ -233,27 +234,31 @@ class TokenTerminalEnv:
 
 
 def _joined(reward: float, info: EpisodeInfo, ended: TokenStep) -> TokenStep:
-    """Return a step and the truncation behind it as one."""
+    """Return a step and the truncation after it as one step."""
     metrics = {**info["metrics"], **ended.info["metrics"]}
     return TokenStep([], reward + ended.reward, True, {**info, **ended.info, "metrics": metrics})
 
 
 def _read_origin(config: object, codec: ChatCodec) -> Snapshot | None:
-    """Return the snapshot at which a configuration's episodes begin; None where they begin with the task."""
+    """Return the snapshot at which a configuration's episodes begin; None if they begin with the task.
+
+    Raises:
+        UsageError: It has no tokens, or tokens of another tokenizer.
+    """
     snapshot = read_start(getattr(config, "start_from", None))
     if snapshot is None:
         return None
     if snapshot.tokens is None:
         raise UsageError(
-            "start_from: the episode's tokens are not kept, and its text is never tokenised again: take one that a "
-            "policy in tokens played, by its transcript or by TokenTerminalEnv.snapshot()"
+            "start_from: the file has no tokens, and text is never tokenised again: name the transcript of an episode "
+            "that a token policy played, or a snapshot of TokenTerminalEnv.snapshot()"
         )
     for number, turn in enumerate(snapshot.turns, start=1):
         end = turn.prompt_tokens + turn.sampled_tokens
         if not _reads_as(codec, snapshot.tokens[turn.prompt_tokens : end], turn.action):
             raise UsageError(
-                f"start_from: the tokens of turn {number} do not read as its answer: another model's tokenizer or "
-                "renderer wrote them, and this policy can't go on from them"
+                f"start_from: the tokens of turn {number} do not decode to its answer: another model's tokenizer or "
+                "renderer wrote them, so this policy can't continue from them"
             )
     return snapshot
 
@@ -261,5 +266,5 @@ def _read_origin(config: object, codec: ChatCodec) -> Snapshot | None:
 def _reads_as(codec: ChatCodec, sampled: Sequence[int], answer: str) -> bool:
     try:
         return codec.text(sampled) == answer
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # a token that the vocabulary has not
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # a token that is not in the vocabulary
         return False

@@ -1,4 +1,4 @@
-"""Episodes as files: one JSON document each."""
+"""Read and write transcripts: one JSON document per episode."""
 
 import json
 import math
@@ -14,13 +14,13 @@ from harbor_gym.errors import UsageError
 from harbor_gym.types import Command, EndReason, EpisodeInfo, Transcript, Turn
 
 TRANSCRIPT_FORMAT = 2
-"""Version of the documents below."""
+"""Version of the transcript's format."""
 
 RESULT_NAME = "eval.json"
-"""The file that an evaluation ends with, in its folder."""
+"""The file in an evaluation's folder with its result, written at the end."""
 
 JOURNAL_NAME = "episodes.jsonl"
-"""The file of an evaluation's episodes so far, in its folder."""
+"""The file in an evaluation's folder with the episodes so far, one a line."""
 
 _KEPT_INFO = (
     *("parse_error", "exit_code", "waits", "omitted_bytes", "confirmation_pending", "metrics", "instruction"),
@@ -32,11 +32,11 @@ _GROUP = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?:group_(?P<grou
 
 
 def episode_name(labels: Mapping[str, Any]) -> str:
-    """Return what people call an episode, as "episode 3 of devops_task, batch 2, group 1".
+    """Return an episode's name for people, such as "episode 3 of devops_task, batch 2, group 1".
 
     Args:
-        labels: A transcript's, each of which may be missing: ``task``, ``episode`` (from 1) and ``group``, which of a
-            training run is the folder of its transcripts.
+        labels: A transcript's labels, all optional: ``task``, ``episode`` (from 1) and ``group`` (in a training run the
+            group's folder of transcripts).
     """
     number, task = labels.get("episode"), labels.get("task")
     name = "an episode" if number is None else f"episode {number}"
@@ -54,11 +54,11 @@ def write_transcript(
     """Write an episode to ``path``, whole or not at all.
 
     Args:
-        path: The file; its folder is made if need be.
+        path: The file; its folder is made if it is missing.
         transcript: The episode.
-        labels: What the writer knows of the episode: its batch, group and place in the group.
-        error: The infrastructure error that ended it, if one did.
-        dropped: Why the episode was dropped, if it was: it has no reward then.
+        labels: Further keys of the document, such as the episode's task, group and number.
+        error: The infrastructure error that ended the episode, if one did; the reward is then left out.
+        dropped: Why the episode was dropped, if it was; the reward is then left out.
     """
     last = transcript.last_info
     end_reason = last.get("end_reason") if last else None
@@ -90,16 +90,16 @@ def write_transcript(
 def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
     """Return an episode that :func:`write_transcript` wrote, and the whole document.
 
-    The turns that :func:`append_turns` wrote behind the document are in both.
+    Both include the turns that :func:`append_turns` added.
 
     Raises:
-        UsageError: The file can't be read, or is no transcript of this version.
+        UsageError: The file can't be read, or is not a transcript of this version.
     """
     remedy = "name the transcript of an episode, or a snapshot"
     try:
         document, added = read_grown(path, remedy=remedy)
         if document.get("format") != TRANSCRIPT_FORMAT:
-            raise UsageError(f"{path} has not the format {TRANSCRIPT_FORMAT} of a transcript: {remedy}")
+            raise UsageError(f"{path} is not a transcript of format {TRANSCRIPT_FORMAT}: {remedy}")
         for line in added:
             _extend(document, line)
         turns = [_read_turn(number, turn) for number, turn in enumerate(document["turns"], start=1)]
@@ -112,20 +112,20 @@ def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
     except OSError as exc:
         raise UsageError(f"{path} can't be read: {why_unreadable(exc)}: {remedy}") from exc
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise UsageError(f"{path} is no whole transcript, {exc!r}: {remedy}") from exc
+        raise UsageError(f"{path} is not a complete transcript ({exc!r}): {remedy}") from exc
     return transcript, document
 
 
 def append_turns(
     path: Path, transcript: Transcript, *, after: Transcript, messages: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Append to a transcript, as one line, the turns that it lacks. A line that is cut by a kill is not read.
+    """Append the missing turns to a transcript's file, as one line. Readers ignore an incomplete last line.
 
     Args:
-        path: What :func:`write_transcript` wrote, with the lines of earlier calls.
+        path: The file that :func:`write_transcript` wrote, perhaps with lines of earlier calls.
         transcript: The episode.
         after: The episode as the file has it.
-        messages: What the chat of a snapshot (``snapshot.messages`` in the document) has since.
+        messages: Chat messages to add to the document's ``snapshot.messages``.
     """
     added: dict[str, Any] = {
         "turns": [_turn(turn) for turn in transcript.turns[len(after.turns) :]],
@@ -149,25 +149,25 @@ def _extend(document: dict[str, Any], added: Mapping[str, Any]) -> None:
 
 
 def write_tokens(tokens: Iterable[int]) -> str:
-    """Return token ids as a document has them: numbers with spaces between them, on one line."""
+    """Return token ids as one line of numbers, separated by spaces."""
     return " ".join(map(str, tokens))
 
 
 def read_tokens(text: str) -> list[int]:
-    """Return what :func:`write_tokens` wrote.
+    """Return the token ids that :func:`write_tokens` wrote.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: ``text`` has something other than numbers and spaces.
     """
     return [int(token) for token in text.split()]
 
 
 def add_logprobs(path: Path, logprobs: Sequence[Sequence[float] | None]) -> None:
-    """Add to a transcript what was known only when its whole group had been played.
+    """Add log-probabilities to a transcript that was written before they were known.
 
     Args:
-        path: The transcript; where there is none, nothing happens.
-        logprobs: Of each turn in order, the log-probability of each sampled token; None where it is not known.
+        path: The transcript; if it does not exist, nothing happens.
+        logprobs: For each turn, the log-probability of each sampled token, in nats; None if unknown.
     """
     if not path.is_file():
         return
@@ -179,7 +179,7 @@ def add_logprobs(path: Path, logprobs: Sequence[Sequence[float] | None]) -> None
 
 
 def _verifier(info: EpisodeInfo | None) -> dict[str, Any] | None:
-    """Return what the last verifier left."""
+    """Return the output and files of the last verifier; None if none ran."""
     if info is None or "rewards" not in info:
         return None
     return {"output": info.get("verifier_output", ""), "files": info.get("verifier_files", {})}

@@ -1,4 +1,4 @@
-"""Wrappers around an environment for training, and their base class."""
+"""The environment's protocol, and wrappers around an environment with their base class."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from harbor_gym.types import EndReason, ForkMode, ResetInfo, StepResult
 
 
 class TerminalEnv(Protocol):
-    """An environment: :class:`harbor_gym.AsyncTerminalGymEnv`, one around it, or its like on another machine.
+    """An environment: :class:`harbor_gym.AsyncTerminalGymEnv`, a wrapper around it, or a client of a remote one.
 
-    Every method raises and returns what the method of that name does there.
+    Each method returns and raises what the method of the same name does in :class:`harbor_gym.AsyncTerminalGymEnv`.
     """
 
     @property
     def config(self) -> PromptConfig:
-        """What is known of its configuration, after ``reset`` at the latest."""
+        """The settings that the prompts need; complete after ``reset``."""
         ...
 
     async def reset(
@@ -39,11 +39,11 @@ class TerminalEnv(Protocol):
         ...
 
     async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
-        """End the policy's work because the caller's loop saw it end."""
+        """End the policy's work because the caller's loop has ended."""
         ...
 
     async def close(self) -> None:
-        """Release everything."""
+        """Stop the sandbox."""
         ...
 
 
@@ -61,7 +61,7 @@ class Forkable(Protocol):
 
 
 def require_forkable(env: TerminalEnv) -> Forkable:
-    """Return the environment.
+    """Return ``env``, typed as forkable.
 
     Raises:
         UsageError: Its episode can't be copied.
@@ -72,7 +72,7 @@ def require_forkable(env: TerminalEnv) -> Forkable:
 
 
 class MakeEnv(Protocol):
-    """Makes the environment of one episode: a subclass of ``AsyncTerminalGymEnv``, or a function with wrappers."""
+    """Makes the environment of one episode: a subclass of ``AsyncTerminalGymEnv``, or a function that adds wrappers."""
 
     def __call__(self, config: TerminalEnvConfig, *, pool: WarmPool | None = None) -> TerminalEnv:
         """Return a new environment of this configuration, which takes its sandboxes from ``pool`` if one is given."""
@@ -80,7 +80,7 @@ class MakeEnv(Protocol):
 
 
 class TerminalEnvWrapper:
-    """Pass every call on to another environment; override what shall be different.
+    """Pass every call on to another environment. Subclasses override the methods to change.
 
     Args:
         env: The environment. This object owns it from now on.
@@ -124,7 +124,7 @@ class TerminalEnvWrapper:
         return await self.env.finish(reason)
 
     async def snapshot(self) -> Snapshot:
-        """As :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot`: what the wrapped environment did and showed."""
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot`, of the wrapped environment's actions and observations."""
         return await require_forkable(self.env).snapshot()
 
     async def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
@@ -146,10 +146,10 @@ class TerminalEnvWrapper:
 
 
 class PortalEnv(TerminalEnvWrapper):
-    """Run another environment on the process's portal, whichever event loop calls.
+    """Run another environment on the event loop of the process's portal, for callers on any loop.
 
     Its sandboxes may come from a pool of the portal (:func:`harbor_gym.pool.portal_pool`), which outlives the caller's
-    loop. A cancelled call is cancelled there, too, and has cleaned up when it raises.
+    loop. Cancelling a call cancels it on the portal as well, and returns after its clean-up.
     """
 
     @override

@@ -1,4 +1,4 @@
-"""A scripted policy in many sandboxes at once, through ``gym.make_vec``: episodes per minute, and their mean reward."""
+"""Run a scripted policy in many sandboxes with ``gym.make_vec``; print episodes per minute and the mean reward."""
 
 import time
 from typing import Annotated
@@ -18,14 +18,14 @@ SCRIPT = (
     "appctl start\n",
     "<task_complete/>",
 )
-"""Solves tasks/devops_task, one line a turn."""
+"""Keystrokes that solve tasks/devops_task, one line per turn."""
 
 
 def main(
     task_dir: Annotated[str, typer.Option(help="Harbor task directory.")] = "tasks/devops_task",
     env: Annotated[str, typer.Option(help="Sandbox: local, docker, …")] = "local",
     num_envs: Annotated[int, typer.Option(min=1)] = 8,
-    episodes: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 16,
+    episodes: Annotated[int, typer.Option(min=1, help="Stop after this number of episodes.")] = 16,
 ) -> None:
     """Run episodes until there are enough."""
     envs = gym.make_vec(
@@ -39,8 +39,8 @@ def main(
         _, reward, terminated, truncated, infos = envs.step([SCRIPT[turn] for turn in turns])
         done = terminated | truncated
         failed = infos.get("_infrastructure_error", np.zeros(num_envs, dtype=bool))
-        rewards += reward[done & ~failed].tolist()  # a failure of the infrastructure is no reward
-        turns = np.where(done, -1, turns + 1)  # the step after the last one starts anew, and types nothing
+        rewards += reward[done & ~failed].tolist()  # an infrastructure failure is not a reward
+        turns = np.where(done, -1, turns + 1)  # the step after the last one resets, and its action is ignored
     minutes = (time.monotonic() - started) / 60
     envs.close()
     typer.echo(f"{len(rewards)} episodes, mean reward {np.mean(rewards):.2f}, {len(rewards) / minutes:.0f} a minute")

@@ -1,4 +1,4 @@
-"""Print what one more idle environment costs: in this process, and in its sandbox on this machine.
+"""Print the memory of one more idle environment: in this process, and in its sandbox on this machine.
 
 python recipes/host_memory.py --env local --count 64
 """
@@ -19,7 +19,7 @@ def main(
     env: Annotated[str, typer.Option(help="Sandbox, as train.py takes it.")] = "harbor_gym.testing:FakeEnvironment",
     count: Annotated[int, typer.Option(min=1, help="Environments, all at their first screen.")] = 64,
 ) -> None:
-    """Measure what so many sandboxes hold beside a first one, as `harbor-gym bench reset` does."""
+    """Measure the memory per idle sandbox, as `harbor-gym bench reset` does."""
     config = TerminalEnvConfig(task_dir=TASK, sandbox=env)
     idle = asyncio.run(measure_idle_memory(config, count=count))
     print(

@@ -1,4 +1,4 @@
-"""Serve Harbor tasks as OpenEnv environments: a session each over WebSockets, behind a token.
+"""Serve Harbor tasks as OpenEnv environments: one session per WebSocket, protected by a token.
 
     python recipes/openenv_server.py --task tasks --env docker --max-sessions 16
     HARBOR_GYM_OPENENV_TOKEN=… python recipes/openenv_server.py --task tasks/devops_task --env local --port 8000

@@ -1,4 +1,4 @@
-"""A random typist at a task's terminal: the smallest possible use of the environment, and a floor for every agent."""
+"""A random agent in a task's terminal: the smallest use of the environment, and a lower bound for every agent."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""A scripted agent that solves tasks/devops_task: it reads the terminal, and a table selects what to type."""
+"""A scripted agent that solves tasks/devops_task: it reads the terminal, and a table maps the output to keystrokes."""
 
 import re
 from typing import Annotated
@@ -17,11 +17,11 @@ RULES = (
     (r"^app: settings ok", "appctl start && echo solved\n"),
     (r"^solved$", "<task_complete/>"),
 )
-"""What the terminal shows last, and what is typed then."""
+"""Pattern of the terminal's last output, and the keystrokes that answer it."""
 
 
 def choose(observation: str) -> str:
-    """Return the keystrokes of the rule that matches furthest down; without one, ask the task's own tool."""
+    """Return the keystrokes of the rule that matches furthest down, or else a call of the task's own tool."""
     seen = [(match.start(), keys) for rule, keys in RULES for match in re.finditer(rule, observation, re.MULTILINE)]
     return max(seen, default=(0, "appctl check\n"))[1]
 

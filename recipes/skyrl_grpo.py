@@ -4,7 +4,7 @@
     python recipes/skyrl_grpo.py 'harbor.tasks=["tasks"]' harbor.agent=terminus-2 trainer.fully_async.enabled=true
 
 Every field of SkyRL's configuration is a flag, ``key.path=value``, and so are those of the section ``harbor``
-(``harbor_gym.adapters.skyrl.HarborSettings``). What stands below is what differs from SkyRL's own defaults.
+(``harbor_gym.adapters.skyrl.HarborSettings``). The list below has the differences from SkyRL's defaults.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Train a policy on Harbor tasks with TRL's AsyncGRPOTrainer: episodes run while it trains, exact to the token.
+"""Train a policy on Harbor tasks with TRL's AsyncGRPOTrainer: episodes run during the training, with exact tokens.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve Qwen/Qwen3-4B --max-model-len 32768 \\
         --weight-transfer-config '{"backend":"nccl"}' --logprobs-mode processed_logprobs

@@ -4,8 +4,8 @@
     python recipes/trl_grpo.py --tasks tasks --env daytona --agent terminal --group-size 8 --pool-size 8
     python recipes/trl_grpo.py --tiny
 
-With ``bash`` the policy calls one tool and the trainer runs the tools one by one; with ``terminal`` it writes
-keystrokes, and the episodes of a batch run side by side. ``--tiny`` needs no GPU: it makes a policy and trains it for
+With ``bash`` the policy calls a tool, and the trainer runs the calls one by one; with ``terminal`` it writes
+keystrokes, and the episodes of a batch run concurrently. ``--tiny`` needs no GPU: it makes a policy and trains it for
 some minutes on a CPU, on a task that requires one of four letters.
 """
 

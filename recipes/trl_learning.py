@@ -1,8 +1,8 @@
-"""Train the letters' policy with TRL, by tool calls and by keystrokes, with several seeds; draw the curves.
+"""Train the letters' policy with TRL, by tool calls and by keystrokes, with several seeds, and draw the curves.
 
     python recipes/trl_learning.py runs/trl-learning --output docs/images/trl_learning.svg
 
-A run that is there already is not repeated. The figure shows each agent's mean over the seeds, and their range.
+Finished runs are not repeated. The figure shows each agent's mean over the seeds, and their range.
 """
 
 import json

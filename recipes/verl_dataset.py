@@ -1,4 +1,4 @@
-"""Write Harbor tasks as a dataset of verl's.
+"""Write Harbor tasks as a dataset for verl.
 
 python recipes/verl_dataset.py tasks org/name@1.0 --out train.parquet
 python recipes/verl_dataset.py tasks --out train.parquet --agent-name harbor_agent

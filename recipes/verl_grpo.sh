@@ -2,7 +2,7 @@
 # Train a policy on Harbor tasks with verl's GRPO. Needs GPUs, and vLLM for the servers.
 #   python recipes/verl_dataset.py tasks --out train.parquet
 #   recipes/verl_grpo.sh data.train_files=train.parquet data.val_files=train.parquet actor_rollout_ref.model.path=Qwen/Qwen3-4B
-# Every field of verl's configuration is a flag. What stands below is what differs from verl's own defaults.
+# Every field of verl's configuration is a flag. The flags below are the differences from verl's defaults.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 exec python -m verl.trainer.main_ppo \

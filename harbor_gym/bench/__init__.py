@@ -1,1 +1,1 @@
-"""Steps, resets and episodes, side by side with Harbor's own: ``harbor-gym bench``."""
+"""Benchmarks of steps, resets and episodes, compared with Harbor's own: ``harbor-gym bench``."""

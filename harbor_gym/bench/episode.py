@@ -1,4 +1,4 @@
-"""Whole episodes, scripted: how many a minute through our environment, and through Harbor's own Terminus-2 session."""
+"""Scripted episodes per minute in our environment, and in Harbor's own Terminus-2 session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCRIPT: tuple[tuple[str, float], ...] = (
     ("wc -l lines | tee count\n", 1.0),
     ("cat lines count\n", 1.0),
 )
-"""Five steps, one a turn: keystrokes and Terminus-2's duration."""
+"""Five steps, one per turn: keystrokes, and the duration in seconds for Terminus-2."""
 
 _TEST = """\
 #!/bin/bash
@@ -45,18 +45,18 @@ if [ "$(wc -l < /srv/out/lines)" = 3 ]; then echo 1; else echo 0; fi > /logs/ver
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """One way to run the scripted episode."""
+    """The scripted episode in one implementation."""
 
     way: str
     episodes: int
     at_once: int
     failed: int
-    """Episodes that broke off or whose verdict was not 1."""
+    """Episodes that failed or whose reward was not 1."""
 
     wall_sec: float
     per_minute: float
     median_sec: float
-    """One episode from its start until nothing of it is left, while others run."""
+    """Seconds of one episode, from its start to the end of its clean-up, while others run."""
 
     host_cpu_ms: float
     """CPU time of this process per episode."""
@@ -73,12 +73,12 @@ class EpisodeReport(BenchReport):
     cpus: int
     rows: list[EpisodeRow]
     phases: list[PhaseRow] = field(default_factory=list[PhaseRow])
-    """Of episodes one after the other, where they were asked for."""
+    """The phases of sequential episodes, if they were requested."""
 
     @property
     @override
     def is_right(self) -> bool:
-        """Return whether every episode got the verdict that its script deserves."""
+        """Whether every episode got the expected verdict."""
         return not any(row.failed for row in self.rows)
 
 
@@ -89,13 +89,13 @@ async def bench_episode(
 
     Args:
         sandbox: ``local``, ``docker``, or any other sandbox by name.
-        episodes: Ours to count; one before them is not counted.
-        at_once: How many run at the same time, theirs too.
-        harbor_episodes: Harbor's to count, on Docker; 0 leaves them out.
-        phase_episodes: Ours to run one after the other, to measure their phases; 0 leaves them out. Linux only.
+        episodes: Episodes in our environment; one more before them is not counted.
+        at_once: Concurrent episodes, in both implementations.
+        harbor_episodes: Episodes in Harbor's session on Docker; 0 runs none.
+        phase_episodes: Sequential episodes in our environment, to measure their phases; 0 runs none. Linux only.
 
     Raises:
-        HarborGymError: An episode whose phases are measured failed, or the first, uncounted episode failed.
+        HarborGymError: The first, uncounted episode failed, or one whose phases are measured.
     """
     with bench_task() as task_dir:
         await asyncio.to_thread((task_dir / "tests" / "test.sh").write_text, _TEST)
@@ -153,7 +153,7 @@ def _cpu_sec() -> tuple[float, float]:
 
 
 def _sandboxes_cpu_sec() -> float:
-    """Return what local sandboxes took that have ended: they are children of the living forkserver."""
+    """Return the CPU time of local sandboxes that have ended; they are children of the forkserver, which still runs."""
     if not (forkserver := forkserver_pid()):
         return 0.0
     stat = read_stat(forkserver)
@@ -192,7 +192,7 @@ async def _our_episode(
 
 
 class ScriptedTerminus(BaseAgent):
-    """Harbor's own terminal session, driven with the same script, as its Terminus-2 drives it."""
+    """Plays the same script in Harbor's own terminal session, as Terminus-2 does."""
 
     @staticmethod
     @override

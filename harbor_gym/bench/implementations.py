@@ -1,4 +1,4 @@
-"""What is measured: our terminal over each of its transports, and Harbor's ``TmuxSession`` as Terminus-2 uses it."""
+"""The measured terminals: ours over each of its transports, and Harbor's ``TmuxSession`` as Terminus-2 uses it."""
 
 from __future__ import annotations
 
@@ -19,41 +19,32 @@ HARBOR = "harbor"
 
 PORTABLE = "portable"
 PERSISTENT = "persistent"
+TRANSPORTS = (PORTABLE, PERSISTENT)
 
 
 class Implementation(Protocol):
-    """One terminal session in the sandbox that all implementations share."""
+    """One terminal session, in a sandbox that all implementations share."""
 
     name: str
     fallbacks: int
-    """Turns that came over another transport than the one that is being measured."""
+    """Turns that used another transport than the measured one."""
 
     async def open(self) -> None:
         """Start a fresh session; the previous one must be closed."""
         ...
 
     async def run(self, commands: Sequence[Command]) -> str:
-        """Take one turn; return what the policy would read."""
+        """Take one turn; return its observation."""
         ...
 
     async def close(self) -> None:
-        """End the session and everything that was started in it."""
+        """End the session and all its processes."""
         ...
 
 
-def our_transports() -> tuple[str, ...]:
-    """Return the transports that the terminal's configuration knows."""
-    return (PORTABLE, PERSISTENT) if "transport" in TerminalConfig.model_fields else (PORTABLE,)
-
-
 def terminal_config(transport: str | None, **settings: Any) -> TerminalConfig:
-    """Return a configuration over a given transport, with the defaults but for ``settings``.
-
-    A transport of None leaves the choice to the terminal.
-    """
-    if transport is not None and "transport" in TerminalConfig.model_fields:
-        settings["transport"] = transport
-    return TerminalConfig.model_validate(settings)
+    """Return a configuration with a transport and further settings; None leaves the transport to the terminal."""
+    return TerminalConfig.model_validate({"transport": transport or "auto", **settings})
 
 
 class OurTerminal:
@@ -84,7 +75,7 @@ class OurTerminal:
 
 
 class HarborTerminal:
-    """Harbor's ``TmuxSession``, driven as Terminus-2's command loop drives it: every duration is slept.
+    """Harbor's ``TmuxSession``, used as in Terminus-2's command loop, which sleeps for every duration.
 
     Terminus-2 then limits the text to 10 000 bytes, half from each end. Here it is judged uncut.
     """
@@ -124,7 +115,7 @@ class HarborTerminal:
         """See :class:`Implementation`."""
         if self._session is not None:
             await self._session.stop()
-            # A server whose last session ended goes away by itself, and a session that is opened meanwhile with it.
+            # A tmux server exits after its last session, and a session that is opened meanwhile is lost.
             await self._environment.exec(
                 f"tmux set-option -s exit-empty off; tmux kill-session -t {self._session_name}",
                 user=self._environment.default_user,

@@ -1,4 +1,4 @@
-"""The memory that idle sandboxes take of this machine."""
+"""Measure the memory of idle sandboxes on this machine."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.prepared import PreparedEpisode
 
 _FILES_COMMAND = "df -k / | tail -n 1 | awk '{print $3}'"
-"""A local sandbox's overlay lies on a tmpfs of its own, whose use this prints in KiB."""
+"""Prints the used KiB of a local sandbox's root, an overlay on its own tmpfs."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleMemory:
-    """The memory of one more idle sandbox with an open terminal, in bytes: the mean of ``count`` beside a first one.
+    """The memory of one more idle sandbox with an open terminal, in bytes: the mean of ``count``, after a first one.
 
-    The first one is not counted, for it pays what all share: imports, the fork server, the pages of programs. Sizes of
-    processes are proportional (PSS), so a page that n processes share counts 1/n for each.
+    The first sandbox is not counted, since it includes what all share: imports, the fork server, pages of programs.
+    Sizes of processes are proportional (PSS): a page that n processes share counts 1/n for each.
     """
 
     count: int
     host_bytes: float
-    """In this process."""
+    """Memory of this process."""
 
     below_bytes: float
-    """In processes of the sandbox on this machine: below this one, or in the container."""
+    """Memory of the sandbox's processes: descendants of this process, or the container's."""
 
     files_bytes: float
-    """In files of the sandbox that lie in memory."""
+    """Memory of the sandbox's files."""
 
     @property
     def sandbox_bytes(self) -> float:
@@ -43,14 +43,14 @@ class IdleMemory:
 
 
 async def measure_idle_memory(config: TerminalEnvConfig, *, count: int) -> IdleMemory:
-    """Start so many sandboxes beside a first one, and return what each of them holds on this machine.
+    """Start ``count`` sandboxes after a first one, and return the mean memory of each.
 
     Args:
         config: The task and the sandbox.
-        count: Sandboxes to average over. The more, the less a page that all share weighs in the figure.
+        count: Sandboxes to average over. The more there are, the less a shared page counts.
 
     Raises:
-        SandboxError: One of them did not start.
+        SandboxError: A sandbox did not start.
     """
     async with _prepared(config, 1):
         before = await asyncio.to_thread(_sizes)
@@ -82,7 +82,7 @@ async def _open(episode: PreparedEpisode) -> None:
 
 
 def _sizes() -> tuple[int, int]:
-    """Return the bytes that this process holds, and those below it."""
+    """Return the bytes of this process, and of its descendants."""
     return pss_bytes([os.getpid()]), pss_bytes(descendants(os.getpid()))
 
 
@@ -99,10 +99,10 @@ async def _file_bytes(episode: PreparedEpisode) -> int:
 
 
 def processes_of_container(container: str) -> set[int]:
-    """Return a container's processes and the shim that holds it.
+    """Return the ids of a container's processes and its shim.
 
     Args:
-        container: Its id, or the first twelve characters of it.
+        container: The container's id, or its first twelve characters.
     """
     found: set[int] = set()
     for pid in process_ids():
@@ -117,5 +117,5 @@ def processes_of_container(container: str) -> set[int]:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Return the processes' proportional set size together: what they share with others is counted in parts."""
+    """Return the sum of the processes' proportional set sizes, in bytes."""
     return sum(size_bytes(f"{pid}/smaps_rollup", "Pss") or 0 for pid in pids)

@@ -1,4 +1,4 @@
-"""An episode's time by phase: wall and CPU time, and the number of processes that it starts."""
+"""An episode's wall time, CPU time and number of started processes, by phase."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from harbor_gym._runtime.console.tables import plain_table
 
 PHASES = ("reset", "step", "verdict", "close")
-"""``step`` is one of the script's; ``verdict`` the last, with clean-up, pristine view and verifier."""
+"""``step`` is a step of the script; ``verdict`` the last one, with clean-up, pristine view and verifier."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """One phase of the scripted episode. Means over every time that it ran, but ``wall_ms``, a median."""
+    """One phase of the scripted episode. Values are means over its runs, except ``wall_ms``, a median."""
 
     phase: str
     times: int
@@ -28,10 +28,10 @@ class PhaseRow:
     """CPU time of this process."""
 
     machine_cpu_ms: float
-    """CPU time of all the machine's processes, in the kernel's ticks: on an idle machine, its own and the sandbox's."""
+    """CPU time of all processes of the machine, with the resolution of the kernel's ticks."""
 
     started: float
-    """Processes and threads that the whole machine started."""
+    """Processes and threads that started on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def time(self, phase: str) -> Generator[None]:
-        """Count what happens in the block as a phase's."""
+        """Measure the block as one run of a phase."""
         before = _Counters.read()
         yield
         self._samples[phase].append((before, _Counters.read()))
 
     def rows(self) -> list[PhaseRow]:
-        """Return one row a phase."""
+        """Return one row per phase."""
         return [_row(phase, samples) for phase, samples in self._samples.items() if samples]
 
 

@@ -1,4 +1,4 @@
-"""The base of every benchmark's report; and rows and ratios from samples of steps. Pure functions, no I/O."""
+"""The base of all benchmark reports, and the report of ``bench step`` from its samples. No I/O."""
 
 import dataclasses
 import math
@@ -14,21 +14,21 @@ from harbor_gym.bench.scenarios import ROWS
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Base of what a benchmark found. Its fields are what JSON can hold, or dataclasses of such."""
+    """Base of a benchmark's report. Its fields are JSON values, or dataclasses of these."""
 
     @property
     def is_right(self) -> bool:
-        """Return whether the figures count: nothing that was timed went wrong."""
+        """Whether the figures count, because nothing that was timed went wrong."""
         return True
 
     def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
+        """Return the report as a JSON object."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One step, taken once."""
+    """One measurement of a step."""
 
     row: str
     implementation: str
@@ -36,22 +36,22 @@ class Sample:
     seconds: float
     turns: int
     execs: int
-    """Calls of ``environment.exec`` in all turns together."""
+    """Calls of ``environment.exec`` in all its turns."""
 
     observation: str | None
-    """The observation of a step that went wrong; None when it showed what it should."""
+    """The observation of a step that went wrong; None if it was right."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """All samples of one step in one implementation."""
+    """The samples of one step in one implementation."""
 
     row: str
     implementation: str
     median_ms: float
     p95_ms: float
     correct: int
-    """Samples whose observation held what a person would expect."""
+    """Samples with the expected observation, out of ``of``."""
 
     of: int
     execs_per_step: float
@@ -66,27 +66,26 @@ class StepReport(BenchReport):
     rows: tuple[StepRow, ...]
 
     ratios: dict[str, dict[str, float]]
-    """Row → our implementation → how many times faster than Harbor's: the median over repetitions, each compared
-    with the same repetition of Harbor's."""
+    """Row → our implementation → speed-up over Harbor's: the median ratio of the same repetitions."""
 
     fallbacks: dict[str, int]
-    """Implementation → turns that came over another transport than the one measured."""
+    """Implementation → turns that used another transport than the measured one."""
 
     unavailable: dict[str, str]
     """Implementation → why it could not be opened here."""
 
     wrong: tuple[dict[str, str], ...]
-    """For each row and implementation that went wrong, the first observation that did."""
+    """The first wrong observation of each row and implementation."""
 
     @property
     @override
     def is_right(self) -> bool:
-        """Return whether every step of ours showed what it should."""
+        """Whether every step in our implementations had the expected observation."""
         return all(row.correct == row.of for row in self.rows if row.implementation != HARBOR)
 
     @override
     def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it: ``rows`` and ``summary``."""
+        """Return the report as a JSON object with ``rows`` and ``summary``."""
         return {
             "rows": [dataclasses.asdict(row) for row in self.rows],
             "summary": {
@@ -139,7 +138,7 @@ def summarize(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that at least ``percent`` % of the values don't exceed (nearest rank)."""
+    """Return a percentile by the nearest-rank method."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 

@@ -1,4 +1,4 @@
-"""Time until a sandbox shows its prompt, alone and many at once, and the memory of an idle one."""
+"""Time until a sandbox shows its prompt, one at a time and many at once, and the memory of an idle sandbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harbor_gym.errors import HarborGymError, SandboxStartError
 from harbor_gym.pool import WarmPool
 
 HARBORS_DOCKER = "harbor.environments.docker.docker:DockerEnvironment"
-"""Harbor's Docker sandbox as it is, without anything of ours."""
+"""Harbor's own Docker sandbox."""
 
 OURS, POOL, PEERS_RUN, HARBOR = "reset", "reset from a warm pool", "raw", "Harbor's DockerEnvironment"
 
@@ -35,7 +35,7 @@ _RAW_IMAGE = "debian:bookworm-slim"
 
 @dataclass(frozen=True, slots=True)
 class ResetRow:
-    """One way to get a sandbox, so many at once. Times are medians in milliseconds."""
+    """One implementation with ``at_once`` concurrent sandboxes. Times are medians in milliseconds."""
 
     way: str
     at_once: int
@@ -45,7 +45,7 @@ class ResetRow:
 
     ready_p95_ms: float
     all_ready_ms: float
-    """Until the last of those at once was ready."""
+    """Until the last of the concurrent sandboxes was ready."""
 
     close_ms: float
     sandbox_ms: float | None = None
@@ -62,17 +62,17 @@ class ResetReport(BenchReport):
     env: str
     rows: list[ResetRow]
     idle_bytes: int | None
-    """Memory of one more idle sandbox beside others, see :class:`harbor_gym.bench.memory.IdleMemory`."""
+    """Memory of one more idle sandbox, see :class:`harbor_gym.bench.memory.IdleMemory`."""
 
     unavailable: dict[str, str]
-    """Peers that could not be run here, and why."""
+    """Peer → why it could not be run here."""
 
     def row(self, way: str, at_once: int = 1) -> ResetRow | None:
         """Return one row, if it was measured."""
         return next((row for row in self.rows if (row.way, row.at_once) == (way, at_once)), None)
 
     def ratios(self) -> dict[str, float]:
-        """Return how many times longer each peer takes than ours, in the same run and as many at once."""
+        """Return each peer's time as a multiple of ours, in the same run with as many concurrent sandboxes."""
         return {
             f"{row.way}, {row.at_once} at once": round(
                 (row.ready_ms + row.close_ms) / (ours.ready_ms + ours.close_ms), 2
@@ -88,7 +88,7 @@ class ResetReport(BenchReport):
 
 @dataclass(slots=True)
 class ResetSample:
-    """One sandbox, taken once."""
+    """One measurement of a sandbox."""
 
     ready_sec: float
     close_sec: float = 0.0
@@ -97,16 +97,16 @@ class ResetSample:
 
 
 type Hold = Callable[[], contextlib.AbstractAsyncContextManager[ResetSample]]
-"""Gets one sandbox, yields how long that took, and gives it back."""
+"""Starts one sandbox, yields its times, and stops it."""
 
 
 async def bench_reset(sandbox: str, *, at_once: list[int], repeat: int) -> ResetReport:
-    """Measure create → first prompt → close over one sandbox type, with its peers in the same run.
+    """Measure create → first prompt → close of one sandbox type, and of its peers in the same run.
 
     Args:
         sandbox: ``local``, ``docker``, or any other sandbox by name.
-        at_once: Fleet sizes to measure beside the single one.
-        repeat: How often the single one is measured.
+        at_once: Numbers of concurrent sandboxes to measure, in addition to 1.
+        repeat: How often a single sandbox is measured.
 
     Raises:
         SandboxStartError: A sandbox did not start.
@@ -114,7 +114,7 @@ async def bench_reset(sandbox: str, *, at_once: list[int], repeat: int) -> Reset
     with bench_task() as task_dir:
         config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox)
         async with hold_ours(config):
-            pass  # The image is built and everything imported: not counted.
+            pass  # Builds the image and imports everything; not counted.
         rows: list[ResetRow] = []
         unavailable: dict[str, str] = {}
         rows.append(await _measure(OURS, lambda: hold_ours(config), 1, repeat))
@@ -135,12 +135,12 @@ async def _measure(way: str, hold: Hold, at_once: int, repeat: int) -> ResetRow:
 
 
 async def measure_in_turn(holds: Mapping[str, Hold], at_once: int, repeat: int) -> list[ResetRow]:
-    """Measure several ways to get a sandbox, turn by turn, so that what else the machine does hits all alike.
+    """Measure several implementations in turn, so that other load on the machine affects all alike.
 
     Args:
-        holds: By the way's name.
-        at_once: Sandboxes held at the same time.
-        repeat: Turns of each way.
+        holds: The implementations by name.
+        at_once: Concurrent sandboxes.
+        repeat: Measurements of each implementation.
 
     Raises:
         SandboxStartError: A sandbox did not start.
@@ -175,7 +175,7 @@ def _row(way: str, at_once: int, samples: list[ResetSample], walls: list[float])
 
 
 async def _fleet(hold: Hold, size: int) -> tuple[list[ResetSample], float]:
-    """Hold ``size`` sandboxes at the same time; return their samples and when the last was ready."""
+    """Hold ``size`` sandboxes at once; return their samples, and the seconds until the last was ready."""
     ready = asyncio.Barrier(size)
     walls: list[float] = []
     started = time.perf_counter()
@@ -200,7 +200,7 @@ async def _fleet(hold: Hold, size: int) -> tuple[list[ResetSample], float]:
 
 @contextlib.asynccontextmanager
 async def hold_ours(config: TerminalEnvConfig) -> AsyncGenerator[ResetSample]:
-    """Get a sandbox as an episode does, with its terminal."""
+    """Start a sandbox with its terminal, as an episode does."""
     prepared = PreparedEpisode(config)
     try:
         started = time.perf_counter()
@@ -244,7 +244,7 @@ def _peers(sandbox: str, config: TerminalEnvConfig) -> dict[str, Hold]:
 
 @contextlib.asynccontextmanager
 async def _bubblewrap(config: TerminalEnvConfig) -> AsyncGenerator[ResetSample]:
-    """The floor: namespaces around one command on the same image, read-only, with no supervisor."""
+    """The lower bound: namespaces around one command on the same image, read-only, without a supervisor."""
     from harbor_gym._runtime.cache import cache_dir
     from harbor_gym.sandboxes.images.build import ImageSource, build_image
 
@@ -261,7 +261,7 @@ async def _bubblewrap(config: TerminalEnvConfig) -> AsyncGenerator[ResetSample]:
 
 @contextlib.asynccontextmanager
 async def _command(*argv: str) -> AsyncGenerator[ResetSample]:
-    """Time a command from its start to its end, which is the peer's whole life."""
+    """Time a command from its start to its end, the peer's whole life cycle."""
     if shutil.which(argv[0]) is None:
         raise SandboxStartError(f"{argv[0]} is not installed")
     quiet = asyncio.subprocess.DEVNULL
@@ -287,7 +287,7 @@ async def _harbors_docker(config: TerminalEnvConfig) -> AsyncGenerator[ResetSamp
 
 
 async def _idle_bytes(config: TerminalEnvConfig) -> int | None:
-    """Return what one idle sandbox holds; None where that is not on this machine."""
+    """Return the memory of one idle sandbox in bytes; None if it does not run on this machine."""
     if config.sandbox not in ("local", "docker"):
         return None
     idle = await measure_idle_memory(config, count=_IDLE_SANDBOXES)

@@ -1,4 +1,4 @@
-"""Sandboxes for benchmarks: Harbor's own environments, started without a trial around them."""
+"""Sandboxes for benchmarks: Harbor's environments, started without a trial."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _STOP_TIMEOUT_SEC = 120.0
 
 PROMPT = "bench$"
-"""What the shell's prompt looks like in every benchmarked sandbox."""
+"""The shell's prompt in every benchmarked sandbox."""
 
 LISTINGS = 100
 """Directories /srv/bench/0 … /srv/bench/99, each with two files named after it."""
 
-# Images with the tools inside need no network; the others get them from Debian.
+# An image that has the tools needs no network; others get the tools from Debian.
 BENCH_DOCKERFILE = f"""\
 FROM debian:bookworm-slim
 RUN {{ command -v tmux && command -v vi && command -v python3; }} >/dev/null \\
@@ -36,11 +36,11 @@ RUN echo "PS1='{PROMPT} '" | tee ~/.bashrc >~/.profile \\
         mkdir -p /srv/bench/$i && touch /srv/bench/$i/alpha-$i.txt /srv/bench/$i/beta-$i.txt; done
 WORKDIR /srv
 """
-"""Of the image that benchmarks run in."""
+"""The Dockerfile of the benchmarks' image."""
 
 
 def write_bench_task(task_dir: Path) -> Path:
-    """Write the task whose image the benchmarks run in; return its directory."""
+    """Write the task with the benchmarks' image; return its directory."""
     for folder in ("environment", "tests"):
         (task_dir / folder).mkdir(parents=True)
     (task_dir / "task.toml").write_text('schema_version = "1.4"\n[task]\nname = "harbor-gym/bench"\n', encoding="utf-8")
@@ -54,7 +54,7 @@ def write_bench_task(task_dir: Path) -> Path:
 
 @contextmanager
 def bench_task() -> Generator[Path]:
-    """Yield the directory of :func:`write_bench_task`'s task in a temporary one, which goes at the end of the block."""
+    """Yield the directory of :func:`write_bench_task`'s task, in a temporary folder that the block's end removes."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
         yield write_bench_task(Path(folder) / "task")
 
@@ -63,15 +63,15 @@ def bench_task() -> Generator[Path]:
 async def started_environment(
     sandbox: str, task_dir: Path | None = None, *, options: Mapping[str, Any] | None = None
 ) -> AsyncGenerator[BaseEnvironment]:
-    """Start one sandbox outside a trial; stop and delete it at the end.
+    """Start one sandbox without a trial; stop and delete it at the end.
 
     Args:
-        sandbox: A name as :func:`harbor_gym.sandboxes.environment_config` takes it.
-        task_dir: The Harbor task whose image it gets. None: the benchmarks' own.
+        sandbox: A name as in :func:`harbor_gym.sandboxes.environment_config`.
+        task_dir: The task with the sandbox's image; None is the benchmarks' own task.
         options: Keyword arguments for the sandbox's class.
 
     Raises:
-        UsageError: Nothing has that name.
+        UsageError: There is no sandbox of that name.
         SandboxStartError: The sandbox could not be made or started.
     """
     config = environment_config(sandbox, options=options)
@@ -85,7 +85,7 @@ async def started_environment(
             await environment.start(force_build=False)
         except HarborGymError:
             raise
-        except Exception as exc:  # The boundary to Harbor: each kind of sandbox raises what its client raises.
+        except Exception as exc:  # The boundary to Harbor: each kind of sandbox raises its client's exceptions.
             raise SandboxStartError(
                 f"Sandbox {sandbox!r} did not start for a benchmark: {type(exc).__name__}: {str(exc).rstrip('.')}. "
                 f"`harbor-gym check` on a task of your own with --env {sandbox} checks whether it works at all."
@@ -119,9 +119,9 @@ def _create(config: TrialEnvironmentConfig, task_dir: Path | None, temporary: Pa
 
 
 class ExecCounter:
-    """Count the calls of one environment's ``exec`` from here on.
+    """Counts the calls of one environment's ``exec``.
 
-    The environment itself is instrumented, not wrapped: a transport may look at what kind of environment it is given.
+    The environment itself is instrumented, not wrapped, since a transport may depend on the environment's class.
     """
 
     def __init__(self, environment: BaseEnvironment) -> None:

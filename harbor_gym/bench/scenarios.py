@@ -1,7 +1,7 @@
 """The measured steps, as a policy would take them, and the expected screen after each.
 
-Every implementation gets the same keystrokes and the same durations. The durations are those that Terminus-2's prompt
-asks of a model: 0.1 s for immediate commands, 1.0 s for others. Source: Harbor's terminus-json-plain template.
+Every implementation gets the same keystrokes and the same durations. The durations follow Terminus-2's prompt: 0.1 s
+for immediate commands, 1.0 s for others. Source: Harbor's terminus-json-plain template.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,29 +16,29 @@ SIX = "six 1.0 s steps"
 LIST = "ls"
 
 _MIN_TILDES = 10
-"""An empty buffer in vi shows a tilde in each row below its first; fewer are no screen of vi's."""
+"""An empty buffer in vi shows a tilde in each row after the first; a screen with fewer is not vi's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One measured thing: usually one turn of the policy."""
+    """One measured step, usually one turn of the policy."""
 
     row: str | None
-    """Name in the report. None: a preparation, neither timed nor judged."""
+    """Name in the report; None for a preparation, which is neither timed nor judged."""
 
     turns: tuple[tuple[Command, ...], ...]
     """One batch of commands per turn."""
 
     is_right: Callable[[Sequence[str]], bool] = lambda _: True
-    """Judge the observations, one per turn."""
+    """Returns whether the observations, one per turn, are as expected."""
 
 
 type Scenario = tuple[Step, ...]
-"""Steps that follow each other in one session: from the shell's prompt back to it."""
+"""Successive steps in one session, from the shell's prompt back to it."""
 
 
 def make_scenarios(repetition: int) -> list[Scenario]:
-    """Return every scenario. Each repetition expects other text, so that an old screen proves nothing."""
+    """Return every scenario. Each repetition expects different text, so that an old screen is never right."""
     n = repetition
     return [
         _list(n),
@@ -127,7 +127,7 @@ def _read_secretly(n: int) -> Scenario:
 
 
 def _batch(n: int) -> Scenario:
-    """Two commands of which the first takes longer than the policy thought."""
+    """Two commands, of which the first takes longer than its duration."""
     batch = (Command(f"sleep 0.4; X={n}\n", _AT_ONCE_SEC), Command("echo X=$((X + 1))\n", _AT_ONCE_SEC))
     return (Step("batch of two", (batch,), lambda texts: _shows(texts[0], f"X={n + 1}")),)
 

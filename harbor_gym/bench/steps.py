@@ -1,4 +1,4 @@
-"""Take every step in every implementation, turn by turn in the same sandbox."""
+"""Measure every step in every implementation, in turn, in the same sandbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from harbor_gym.bench.implementations import HarborTerminal, Implementation, OurTerminal, our_transports
+from harbor_gym.bench.implementations import TRANSPORTS, HarborTerminal, Implementation, OurTerminal
 from harbor_gym.bench.report import Sample, StepReport, summarize
 from harbor_gym.bench.sandbox import ExecCounter, started_environment
 from harbor_gym.bench.scenarios import Scenario, Step, make_scenarios
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int], None] = lambda _: None) -> StepReport:
     """Measure one sandbox's terminals against Harbor's ``TmuxSession``.
 
-    Within a repetition the implementations take turns scenario by scenario, in an order that rotates, so that what
-    else the machine does hits all of them alike. An implementation whose step went wrong starts a new session.
+    Within a repetition the implementations take turns scenario by scenario, in a rotating order, so that other load on
+    the machine affects all alike. An implementation whose step went wrong starts a new session.
 
     Args:
         sandbox: ``local``, ``docker``, or any other sandbox by name.
@@ -51,10 +51,10 @@ async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int],
 async def take_turns(
     players: list[tuple[Implementation, ExecCounter]], repeat: int, on_progress: Callable[[int], None]
 ) -> list[Sample]:
-    """Play every scenario so often with each implementation, after one that is not counted.
+    """Play every scenario ``repeat`` times with each implementation, after one scenario that is not counted.
 
     Args:
-        players: Open implementations, each with what counts the calls of its sandbox.
+        players: Open implementations, each with the counter of its sandbox.
         repeat: Repetitions of every step.
         on_progress: Called with the number of finished repetitions.
 
@@ -77,7 +77,7 @@ async def _open_all(
 ) -> tuple[list[Implementation], dict[str, str]]:
     opened: list[Implementation] = []
     unavailable: dict[str, str] = {}
-    candidates: list[Implementation] = [OurTerminal(environment, name) for name in our_transports()]
+    candidates: list[Implementation] = [OurTerminal(environment, name) for name in TRANSPORTS]
     for item in [*candidates, HarborTerminal(environment)]:
         try:
             await item.open()
@@ -92,7 +92,7 @@ async def _open_all(
 async def _play(
     scenario: Scenario, implementation: Implementation, counter: ExecCounter, repetition: int
 ) -> list[Sample]:
-    """Take the scenario's steps in order. After a wrong one nothing is known about the session: it is replaced."""
+    """Take the scenario's steps in order. After a wrong one the session's state is unknown, so it is replaced."""
     taken = [await _take(step, implementation, counter, repetition) for step in scenario]
     if wrong := [item for item in taken if item.observation is not None]:
         logger.debug("%s: wrong after %r: %r", implementation.name, wrong[0].row, wrong[0].observation)
@@ -117,6 +117,6 @@ async def _take(step: Step, implementation: Implementation, counter: ExecCounter
 
 
 def rotate[T](items: list[T], by: int) -> list[T]:
-    """Return the items in another order for every ``by``, so that none is always the first."""
+    """Return the items rotated by ``by``, so that none is always the first."""
     start = by % len(items)
     return items[start:] + items[:start]

@@ -21,21 +21,21 @@ BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes 
 
 
 def print_report[R: BenchReport](report: R, format_report: Callable[[R], str], as_json: bool) -> None:
-    """Print a report, and end with an exit code if one of its results was wrong."""
+    """Print a report, and exit with ``FAILED`` if one of its results was wrong."""
     echo(json.dumps(report.as_object(), indent=2) if as_json else format_report(report))
     if not report.is_right:
         raise typer.Exit(FAILED)
 
 
 def show_progress(what: str, done: int, total: int) -> None:
-    """Count on stderr what is done, if that is a terminal."""
+    """Show a counter on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         echo(f"{done}/{total} {what}", err=True, nl=done == total, before="\r")
 
 
 @contextlib.contextmanager
 def measuring(env: str) -> Generator[None]:
-    """Check that a sandbox can start here, then measure it: errors are one line, and Harbor logs nothing."""
+    """Check that a sandbox can start here, then run the block; errors are one line, and Harbor logs nothing."""
     with one_line_errors(), quiet_harbor():
         preflight_by_name(env)
         yield

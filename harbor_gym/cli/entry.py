@@ -1,6 +1,7 @@
-"""The console script, which wheels have as a module of its own: ``harbor_gym`` itself takes half a second to import.
+"""The console script.
 
-Nothing of the package is imported before Ctrl-C ends the process without a traceback, and before text is UTF-8.
+Wheels have it as a separate module, since importing ``harbor_gym`` takes half a second. Before that import, Ctrl-C is
+set to end the process without a traceback, and text to UTF-8.
 """
 
 import io
@@ -11,12 +12,12 @@ import sys
 from types import FrameType
 
 _TERMINAL = "harbor_gym_terminal"
-"""The interpreter's option (``-X``) with the encoding of the terminal, where that is not UTF-8."""
+"""Name of the interpreter's option (``-X``) with the terminal's encoding, if that is not UTF-8."""
 
 
 def main() -> None:
     """Run the command line and end the process."""
-    # A library that is being imported may swallow a KeyboardInterrupt.
+    # A library may swallow a KeyboardInterrupt during its import.
     is_open = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_open:
         signal.signal(signal.SIGINT, _end)
@@ -33,9 +34,9 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _use_utf8() -> None:
-    """Go on in Python's UTF-8 mode where the locale is another: Harbor opens its files in the locale's encoding."""
+    """Restart in Python's UTF-8 mode if the locale's encoding is another, in which Harbor would open its files."""
     if sys.flags.utf8_mode:
-        options = sys._xoptions  # pyright: ignore[reportPrivateUsage]  # the name that is documented
+        options = sys._xoptions  # pyright: ignore[reportPrivateUsage]  # the documented name
         if isinstance(encoding := options.get(_TERMINAL), str):
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):

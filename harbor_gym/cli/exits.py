@@ -1,4 +1,4 @@
-"""The end of a command: SIGTERM and SIGHUP clean up as Ctrl-C does, and a library's thread can't change the status."""
+"""Run a command and exit: SIGTERM and SIGHUP clean up as Ctrl-C does, and no library's thread changes the status."""
 
 import atexit
 import contextlib
@@ -17,25 +17,25 @@ from harbor_gym.cli.shared import echo
 from harbor_gym.errors import printable
 
 _RESTLESS = "tinker"
-"""A package whose thread has no end of its own."""
+"""A package whose thread never ends."""
 
 
 def run_and_exit(program: Callable[[], object]) -> NoReturn:
     """Run a command's ``main`` and end the process with its status; 143 after SIGTERM, 129 after SIGHUP.
 
-    The Tinker SDK's thread has no end of its own: on a busy machine 2 of 84 processes that had used it were aborted by
-    it (SIGABRT) while the interpreter was ending, after all their work. Where it was imported, the process ends without
-    the interpreter's own end: what is registered with ``atexit`` runs, and what was printed is flushed.
+    The Tinker SDK's thread never ends: on a busy machine it aborted 2 of 84 processes (SIGABRT) during the
+    interpreter's shutdown, after all their work. If the SDK was imported, the process ends without that shutdown:
+    ``atexit`` functions run, and the output is flushed.
 
     Args:
-        program: Returns, or raises ``SystemExit``, as ``typer.Typer`` does; anything else that it raises is shown.
+        program: Returns, or raises ``SystemExit``, as ``typer.Typer`` does; other exceptions are printed.
     """
     status = _run(program)
     if _RESTLESS not in sys.modules:
         sys.exit(status)
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # the interpreter's own end begins with it
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # the interpreter's shutdown begins with it
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
+        with contextlib.suppress(OSError, ValueError):  # the reader of the pipe has gone
             stream.flush()
     os._exit(status)
 
@@ -44,8 +44,8 @@ def _run(program: Callable[[], object]) -> int:
     status = 1
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal of eight bits has no box to draw with
-    on_stderr = PlainProgress(lambda line: echo(line, err=True))  # what is printed on stdout may be read by a program
+            stream.reconfigure(errors="replace")  # an 8-bit terminal has no box-drawing characters
+    on_stderr = PlainProgress(lambda line: echo(line, err=True))  # a program may read stdout
     with ends_as_interrupts() as termination, shown_by(on_stderr.bar):
         try:
             program()

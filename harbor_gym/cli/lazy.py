@@ -1,4 +1,4 @@
-"""Commands whose flags cost a second to make: they are made when such a command runs, or its own help is asked for."""
+"""Commands whose flags take a second to make; they are made only when the command or its help is run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from harbor_gym.cli.plain_help import PlainCommand, PlainGroup
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A command that is known by its name alone."""
+    """A command that has not been made yet."""
 
     help: str
     """One line for the list of commands."""
 
     app: Callable[[], typer.Typer]
-    """Makes it: an application of one command."""
+    """Makes a typer application with this one command."""
 
 
 LAZY: dict[str, LazyCommand] = {}
@@ -26,7 +26,7 @@ LAZY: dict[str, LazyCommand] = {}
 
 
 class CommandsGroup(PlainGroup):
-    """The console command's group: what is registered with typer, and :data:`LAZY`."""
+    """The console command's group: the commands of :data:`LAZY`, and those registered with typer."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -40,7 +40,7 @@ class _Late(PlainCommand):
 
     @override
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Make the command and return its context, which knows it."""
+        """Make the command and return its context."""
         command = get_command(self._lazy.app())
         command.name = self.name
         return command.make_context(info_name, args, parent=parent, **extra)

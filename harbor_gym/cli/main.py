@@ -1,4 +1,4 @@
-"""The console command ``harbor-gym``: its commands, one file each. They parse and print, and compute nothing."""
+"""The console command ``harbor-gym``. Each command has its own file, which only parses and prints."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process; the console script's entry point.
 
     Args:
-        arguments: What comes after the program's name; None is the process's own.
+        arguments: The arguments after the program's name; None takes the process's.
     """
     run_and_exit(lambda: app(None if arguments is None else list(arguments), prog_name="harbor-gym"))
 

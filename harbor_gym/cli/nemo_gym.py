@@ -1,4 +1,4 @@
-"""``harbor-gym nemo-gym``: the server folder for NeMo Gym, and the failed rollouts of a run."""
+"""``harbor-gym nemo-gym``: write the server folder for NeMo Gym, and list a run's failed rollouts."""
 
 import dataclasses
 import json

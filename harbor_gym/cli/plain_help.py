@@ -1,4 +1,4 @@
-"""``--help`` in plain text: groups of flags, whole names on 80 columns, and no colour codes."""
+"""``--help`` in plain text: groups of flags, uncut names on 80 columns, and no colour codes."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 _WHOLE = 1000
-"""Characters of a sentence that are never reached."""
+"""More characters than any sentence has, so that none is cut."""
 
 _FIRST_COLUMN = 34
-"""Width of the flags' column; a longer flag has a line of its own."""
+"""Width of the flags' column; a longer flag has its own line."""
 
 
 class PlainCommand(TyperCommand):
-    """A command whose options stand in their groups (``rich_help_panel``), one below the other."""
+    """A command whose help lists the options by group (``rich_help_panel``)."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then each group of options in the order of its first option."""
@@ -24,14 +24,14 @@ class PlainCommand(TyperCommand):
                 kind = "Arguments" if isinstance(parameter, TyperArgument) else "Options"
                 title = getattr(parameter, "rich_help_panel", None) or kind
                 groups.setdefault(title, []).append((record[0], record[1].replace("\\[", "[")))
-        # Whatever has no group of its own comes last, as --help does.
+        # Options without a group come last, like --help.
         for title in sorted(groups, key="Options".__eq__):
             with formatter.section(title):
                 formatter.write_dl(groups[title], col_max=_FIRST_COLUMN)
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands with plain help, whose list has each command's first sentence whole."""
+    """A group of commands with plain help, which lists each command's first sentence uncut."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""

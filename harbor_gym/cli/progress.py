@@ -1,4 +1,4 @@
-"""Progress of long work: bars with rich on a terminal, plain lines without colour codes elsewhere."""
+"""Show the progress of long work: rich's bars on a terminal, plain lines without colour codes elsewhere."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -13,34 +13,34 @@ from harbor_gym.errors import printable
 
 _TENTHS = 10
 _LINE_SEC = 15
-"""Seconds between two lines about work of unknown length, where there are no bars."""
+"""Seconds between two plain lines about work of unknown length."""
 
 
 class ShowsProgress(Protocol):
-    """The receiver of long work's progress."""
+    """Shows the progress of long work."""
 
     def line(self, text: str) -> None:
-        """Show one line that stays."""
+        """Show a permanent line."""
         ...
 
     def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
-        """Show how far a phase is; the phase is over when ``done`` is ``total``.
+        """Show the progress of a phase, which ends when ``done`` is ``total``.
 
         Args:
-            phase: Its name.
-            done: What is done. Where ``total`` is None: seconds so far.
-            total: All that there is to do; None is not known.
-            detail: What else is known of it.
+            phase: The phase's name.
+            done: Units of finished work, or seconds so far if ``total`` is None.
+            total: Units of all work; None if unknown.
+            detail: Further text.
         """
         ...
 
 
 class PlainProgress:
-    """Lines: every tenth of a phase; of one whose length is not known the first, one in 15 seconds, and the last.
+    """Prints a line per tenth of a phase; if its length is unknown, at its start, every 15 seconds, and at its end.
 
     Args:
         echo: Prints a line.
-        every_sec: Seconds between two lines about a phase whose length is not known.
+        every_sec: Seconds between two lines about a phase of unknown length.
     """
 
     def __init__(self, echo: Callable[[str], object] = echo, *, every_sec: int = _LINE_SEC) -> None:
@@ -50,11 +50,11 @@ class PlainProgress:
         self._seconds: dict[str, int] = {}
 
     def line(self, text: str) -> None:
-        """Print it."""
+        """Print the line."""
         self._echo(text)
 
     def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
-        """Print a line where enough has happened since the last one of this phase."""
+        """Print a line if there was enough progress since the phase's last line."""
         if total is None:
             self._tick(phase, done, detail)
         elif self._seconds.pop(phase, None) is not None:
@@ -72,7 +72,7 @@ class PlainProgress:
 
 
 class RichProgress:
-    """Bars under the lines that stay. Use it as a context manager."""
+    """Draws bars below the permanent lines. Use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -96,11 +96,11 @@ class RichProgress:
         self._progress.stop()
 
     def line(self, text: str) -> None:
-        """Print it above the bars."""
+        """Print the line above the bars."""
         self._progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
-        """Draw it; a phase that is over leaves a line."""
+        """Draw the bar; a phase that ends becomes a line."""
         if phase not in self._tasks:
             self._tasks[phase] = self._progress.add_task(phase, total=total, detail=detail)
         self._progress.update(self._tasks[phase], completed=done, total=total, detail=detail)
@@ -117,7 +117,7 @@ class RichProgress:
 
 @contextlib.contextmanager
 def progress(console: Console | None = None) -> Generator[ShowsProgress]:
-    """Yield what suits standard output: bars on a terminal, plain lines elsewhere; it shows all long work, too."""
+    """Yield bars if standard output is a terminal, else plain lines; all long work in the block is shown there."""
     console = console or Console()
     if not console.is_terminal or console.is_dumb_terminal:
         plain = PlainProgress()

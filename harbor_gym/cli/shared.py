@@ -1,4 +1,4 @@
-"""The common part of all commands: exit codes, errors on one line, and the check before anything starts."""
+"""The common part of all commands: exit codes, one-line errors, and preflight checks."""
 
 import errno
 import logging
@@ -13,10 +13,10 @@ from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError,
 from harbor_gym.outcomes import describe
 
 FAILED = 1
-"""Exit code: the answer is no."""
+"""Exit code: the command failed, or its answer is no."""
 
 MISUSED = 2
-"""Exit code: wrong arguments, a wrong task or something missing."""
+"""Exit code: wrong arguments, a wrong task or a missing dependency."""
 
 INTERRUPTED = 130
 """Exit code: ended by SIGINT."""
@@ -30,13 +30,13 @@ _REMEDIES = {
 
 
 def echo(text: object, *, err: bool = False, nl: bool = True, before: str = "") -> None:
-    """Print a text, which may quote what a sandbox wrote, with control characters spelled out.
+    """Print a text with escaped control characters, since it may quote a sandbox's output.
 
     Args:
         text: The text.
         err: Print it on stderr.
         nl: End the line.
-        before: Control characters of our own, to come first.
+        before: A prefix that is not escaped.
     """
     typer.echo(f"{before}{printable(str(text))}", err=err, nl=nl)
 
@@ -54,7 +54,7 @@ def preflight_by_name(env: str) -> None:
 
 @contextmanager
 def quiet_harbor() -> Generator[None]:
-    """Keep Harbor's progress, which it reports through loggers, off the terminal."""
+    """Disable logging during the block, to keep Harbor's progress messages off the terminal."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -64,10 +64,10 @@ def quiet_harbor() -> Generator[None]:
 
 @contextmanager
 def one_line_errors(program: str = "error") -> Generator[None]:
-    """Turn our errors, and those of a file that can't be read or written, into one line on stderr and an exit code.
+    """Turn a :class:`HarborGymError`, or an error about a file, into one line on stderr and an exit code.
 
     Args:
-        program: What begins the line.
+        program: The beginning of the line.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""``harbor-gym sif``: images as SIF files, for clusters."""
+"""``harbor-gym sif``: make images as SIF files, for clusters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sif = typer.Typer(cls=PlainGroup, help="Make tasks' images as SIF files, for clu
 
 @sif.callback()
 def _group() -> None:
-    """Keep ``build`` a command of its own: typer makes a single one the whole program."""
+    """Keep ``build`` a subcommand: without a callback, typer makes a single command the whole program."""
 
 
 @sif.command()

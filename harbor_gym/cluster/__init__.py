@@ -1,8 +1,8 @@
-"""Calls played in other processes, or by the nodes of a Ray cluster (extra ``ray``): any function over environments.
+"""Run calls in other processes, or on the nodes of a Ray cluster (extra ``ray``): any function over environments.
 
-:class:`ClusterExecutor` is a ``concurrent.futures.Executor`` over the nodes. What a call holds is translated on the
-way: a task directory travels once to each node, by the hash of its content; paths below the driver's output folder are
-written on the node and brought back with the result.
+:class:`ClusterExecutor` is a ``concurrent.futures.Executor`` over the nodes. It translates a call's arguments: a task
+directory is sent once to each node, by the hash of its content; files below the driver's output folder are written on
+the node and copied back with the result.
 """
 
 from harbor_gym.cluster.executor import ClusterExecutor, ClusterLimits

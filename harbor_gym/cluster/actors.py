@@ -1,6 +1,6 @@
-"""The actors on the nodes: workers that play calls, one agent a node, one limiter for the cluster.
+"""The actors on the nodes: workers that run calls, one agent per node, one limiter for the cluster.
 
-Plain classes: :mod:`harbor_gym.cluster.executor` makes actors of them.
+These are plain classes; :mod:`harbor_gym.cluster.executor` makes actors of them.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from harbor_gym.cluster.task_store import PackedTask, has_task, unpack_task
 
 
 class Limiter:
-    """Lets the cluster's sandboxes start at one common rate.
+    """Limits the starts of sandboxes in the whole cluster to one rate.
 
     Args:
         per_sec: Starts per second in the long run.
-        burst: Starts at once after a quiet time.
+        burst: Starts at once after an idle time.
     """
 
     def __init__(self, per_sec: float, burst: int) -> None:
@@ -29,13 +29,13 @@ class Limiter:
         self._granted = 0
 
     async def acquire(self) -> None:
-        """Wait until one more sandbox may start anywhere."""
+        """Wait until one more sandbox may start."""
         async with self._lock:
             await self._bucket.acquire()
             self._granted += 1
 
     async def back_off(self, seconds: float) -> None:
-        """Let no sandbox start anywhere for so long."""
+        """Let no sandbox of the cluster start for ``seconds``."""
         self._bucket.back_off(seconds)
 
     async def granted(self) -> int:
@@ -44,7 +44,7 @@ class Limiter:
 
 
 class _RemoteGate:
-    """The limiter, as this process's episodes ask for it."""
+    """The start gate of this process's episodes, which calls the limiter."""
 
     def __init__(self, limiter: Any) -> None:
         self._limiter = limiter
@@ -57,10 +57,10 @@ class _RemoteGate:
 
 
 class Worker:
-    """Plays one call at a time, in a process of its own.
+    """Runs one call at a time, in its own process.
 
     Args:
-        limiter: The cluster's; None limits nothing.
+        limiter: The cluster's limiter; None sets no limit.
     """
 
     def __init__(self, limiter: Any) -> None:
@@ -72,14 +72,14 @@ class Worker:
         return os.getpid()
 
     def call(self, call: PackedCall, tasks: Mapping[str, list[Any]]) -> PackedResult:
-        """Play a call.
+        """Run a call.
 
         Args:
-            call: What to play.
-            tasks: References to the archives of its tasks, each in a list of its own so that Ray does not fetch it.
+            call: The call.
+            tasks: Digest → a list with the reference of the task's archive. The list keeps Ray from fetching it.
 
         Raises:
-            InterruptedError: The agent interrupted it; its sandboxes are closed.
+            InterruptedError: The node's agent interrupted the call; its sandboxes are closed.
         """
         import ray
 
@@ -94,7 +94,7 @@ class Worker:
             raise InterruptedError("the run ended while this call was played") from None
 
     def close(self) -> None:
-        """Close the pools that calls left in this process."""
+        """Close the warm pools that calls left in this process."""
         from harbor_gym.pool import close_portal_pools
 
         close_portal_pools()
@@ -102,7 +102,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _interruptible() -> Generator[None]:
-    """Let SIGINT, which Ray blocks in its workers, reach the block: asyncio.run then cancels its main task."""
+    """Unblock SIGINT, which Ray blocks in its workers, during the block: asyncio.run then cancels its main task."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
@@ -113,7 +113,7 @@ def _interruptible() -> Generator[None]:
 
 
 class NodeAgent:
-    """Interrupts workers of its node, and removes what dead ones left."""
+    """Interrupts workers of its node, and removes the sandboxes of dead ones."""
 
     def __init__(self) -> None:
         self.reap()
@@ -126,7 +126,7 @@ class NodeAgent:
             return
 
     def reap(self) -> list[str]:
-        """Remove what dead processes left on this node; return a line for each thing that could not be removed."""
+        """Remove the sandboxes of dead processes on this node; return a line for each failure."""
         from harbor_gym.sandboxes.reaper import find_leftovers, remove
 
         return remove(find_leftovers())

@@ -1,4 +1,4 @@
-"""A call on its way to another machine and its result on the way back."""
+"""Serialise calls for another machine, and their results for the way back."""
 
 import io
 import pickle
@@ -21,11 +21,11 @@ _CONFIG, _OUTPUT = "config", "output"
 
 @dataclass(frozen=True)
 class PackedCall:
-    """A function and its arguments."""
+    """A pickled function with its arguments."""
 
     payload: bytes
     digests: frozenset[str]
-    """The tasks that must be in the node's cache before it is unpacked."""
+    """Digests of the tasks that must be in the node's cache before the call is unpacked."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +33,25 @@ class PackedResult:
     """The result of a call."""
 
     payload: bytes
-    """What it returned, or the exception that it raised."""
+    """The pickled return value, or exception."""
 
     is_error: bool
     files: bytes
-    """A tar of what was written below the output folder; empty if nothing was."""
+    """A tar of the files below the output folder; empty if there are none."""
 
 
 class CallPacker:
-    """Packs the calls of one executor. A task is read once: later changes of its directory are not seen.
+    """Packs the calls of one executor. Each task is read once; later changes of its directory have no effect.
 
     Args:
-        output_dir: The driver's folder whose paths are written on the node and brought back; None has none.
+        output_dir: The driver's folder whose files are written on the node and copied back; None copies no files.
     """
 
     def __init__(self, output_dir: Path | None) -> None:
         self._output_dir = output_dir
         self._digests: dict[Path, str] = {}
         self.tasks: dict[str, PackedTask] = {}
-        """Every task of the calls so far, by digest."""
+        """The tasks of all calls so far, by digest."""
 
     def pack(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PackedCall:
         """Pack a call.
@@ -105,18 +105,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def run_call(call: PackedCall) -> PackedResult:
-    """Run a call whose tasks are in this node's cache. Its own exceptions come back with the result.
-
-    Raises:
-        BaseException: What is no ``Exception``.
-    """
+    """Run a call whose tasks are in this node's cache. An ``Exception`` of the call is returned as its result."""
     scratch = Path(tempfile.mkdtemp(prefix=temporary_prefix("call")))
     try:
         function, args, kwargs = _Unpickler(io.BytesIO(call.payload), scratch).load()
         is_error, outcome = False, None
         try:
             outcome = function(*args, **kwargs)
-        except Exception as exc:  # the driver raises it: the boundary between two machines
+        except Exception as exc:  # the boundary between two machines: the driver raises it
             is_error, outcome = True, exc
         return PackedResult(cloudpickle.dumps(outcome), is_error, _pack_files(scratch))
     finally:
@@ -124,7 +120,7 @@ def run_call(call: PackedCall) -> PackedResult:
 
 
 def accept_files(result: PackedResult, output_dir: Path | None) -> None:
-    """Write what a call left into the driver's output folder."""
+    """Write a call's files into the driver's output folder."""
     if output_dir is not None and result.files:
         with tarfile.open(fileobj=io.BytesIO(result.files)) as archive:
             archive.extractall(output_dir, filter="data")

@@ -1,4 +1,4 @@
-"""An executor over the nodes of a Ray cluster: every call ends exactly once, whatever becomes of nodes and workers."""
+"""An executor over the nodes of a Ray cluster: every call ends exactly once, also if nodes or workers are lost."""
 
 import contextlib
 import logging
@@ -17,7 +17,7 @@ from harbor_gym.cluster.calls import CallPacker, PackedCall, PackedResult, accep
 from harbor_gym.errors import SandboxLostError, SandboxStartError, UsageError
 
 RESOURCE = "harbor_sandbox"
-"""Ray's resource: how many sandboxes a node holds at once."""
+"""Ray's custom resource: how many sandboxes a node holds at once."""
 
 _POLL_SEC = 0.25
 _REFRESH_SEC = 5.0
@@ -29,25 +29,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterLimits:
-    """An executor's share of a cluster, and the time after which it gives up."""
+    """An executor's share of a cluster, and its time limits."""
 
     max_workers: int = 2
-    """Calls at the same time, over all nodes."""
+    """Concurrent calls, over all nodes."""
 
     sandboxes_per_worker: int = 1
-    """Sandboxes that one call holds at once; a node has room for so many calls as its ``harbor_sandbox`` allows."""
+    """Sandboxes that one call holds at once; they count against the node's ``harbor_sandbox``."""
 
     starts_per_sec: float | None = None
-    """Starts of sandboxes per second, of all nodes together; None is no limit."""
+    """Starts of sandboxes per second, over all nodes; None is no limit."""
 
     burst: int = 8
-    """Starts at once after a quiet time."""
+    """Starts at once after an idle time."""
 
     max_attempts: int = 4
-    """How often a call may lose its worker before it fails."""
+    """Attempts at a call that loses its worker; after the last one it fails."""
 
     node_timeout_sec: float = 300.0
-    """Longest wait for a node with room, in seconds, while there is none at all."""
+    """Longest wait in seconds while no node has room for a call."""
 
     interrupt_timeout_sec: float = 60.0
     """Longest wait for interrupted calls to close their sandboxes, in seconds."""
@@ -70,11 +70,11 @@ class _WorkerHandle:
     actor: Any
     node_id: str
     pid: Any
-    """A reference to its process's id."""
+    """A reference to the id of its process."""
 
     job: _Job | None = None
     reference: Any = None
-    """The result of its call."""
+    """A reference to the result of its call."""
 
 
 @dataclass
@@ -85,16 +85,16 @@ class _Node:
 
 
 class ClusterExecutor(Executor):
-    """Play calls on the nodes that have the resource ``harbor_sandbox``.
+    """Run calls on the nodes that have the resource ``harbor_sandbox``.
 
-    Calls wait in one queue, and a worker takes the next one when it is idle: a slow node takes fewer. A call whose
-    worker or node was lost goes to the head of the queue and runs again elsewhere; its result, and the files it wrote,
-    are accepted once. Nodes that join are used, and a node that returns is cleared of what it left first.
+    Calls wait in one queue, and idle workers take the next one, so a slow node takes fewer. A call that loses its
+    worker or node goes to the head of the queue and runs again elsewhere; its result and files are accepted once.
+    Nodes that join are used. On a node that returns, the leftover sandboxes are removed first.
 
     Args:
         ray: The connected ``ray`` module.
-        limits: How much of the cluster to take.
-        output_dir: Paths below it that a call holds are written on the node and appear here with its result.
+        limits: The share of the cluster to use.
+        output_dir: Files that a call writes below this path are written on the node, and copied here with its result.
     """
 
     def __init__(self, ray: Any, limits: ClusterLimits, *, output_dir: Path | None = None) -> None:
@@ -108,10 +108,10 @@ class ClusterExecutor(Executor):
         self._refreshed_at = 0.0
         self._lonely_since: float | None = None
         self.reruns = 0
-        """Calls that ran again because their worker or node was lost."""
+        """Retries of calls whose worker or node was lost."""
 
         self.played: Counter[str] = Counter()
-        """Calls that each node brought to their end, by node id."""
+        """Finished calls by node id."""
 
         self._limiter = None
         if limits.starts_per_sec is not None:
@@ -125,7 +125,7 @@ class ClusterExecutor(Executor):
 
         Raises:
             RuntimeError: The executor is shut down.
-            TaskError: A task that the call holds is not a directory of this machine.
+            TaskError: A task of the call is not a directory of this machine.
         """
         call = self._packer.pack(fn, args, kwargs)
         job = _Job(call, Future())
@@ -143,9 +143,9 @@ class ClusterExecutor(Executor):
         """End the workers. Idempotent.
 
         Args:
-            wait: Wait for the calls that are under way.
-            cancel_futures: Cancel what has not begun, and interrupt what is under way: its sandboxes are closed, and
-                its future raises ``InterruptedError``.
+            wait: Wait for running calls.
+            cancel_futures: Cancel queued calls and interrupt running ones: these close their sandboxes, and their
+                futures raise ``InterruptedError``.
         """
         with self._changed:
             waiting, self._is_closed = list(self._pending) if cancel_futures else [], True
@@ -172,7 +172,7 @@ class ClusterExecutor(Executor):
                 self._refresh()
                 self._assign()
                 self._collect()
-        except Exception as exc:  # the end of the line: whoever waits for a call must learn of it
+        except Exception as exc:  # the thread's last resort: every waiting future must fail
             self._fail_all(exc)
         finally:
             self._end_workers()
@@ -186,7 +186,7 @@ class ClusterExecutor(Executor):
         return [worker for node in list(self._nodes.values()) for worker in node.workers]
 
     def _refresh(self) -> None:
-        """Look for nodes that joined or were lost, and start workers where there is room."""
+        """Register nodes that joined, forget lost ones, and start workers where there is room."""
         now = time.monotonic()
         if now - self._refreshed_at < _REFRESH_SEC and self._nodes:
             return
@@ -201,7 +201,7 @@ class ClusterExecutor(Executor):
         self._require_nodes(now)
 
     def _rooms(self) -> dict[str, int]:
-        """Return how many calls each living node has room for."""
+        """Return node id → number of calls that the node has room for, of nodes that are alive."""
         each = self._limits.sandboxes_per_worker
         rooms = {
             node["NodeID"]: int(node["Resources"].get(RESOURCE, 0)) // each
@@ -211,7 +211,7 @@ class ClusterExecutor(Executor):
         return {node_id: room for node_id, room in rooms.items() if room}
 
     def _start_workers(self, rooms: Mapping[str, int]) -> None:
-        """Start workers up to the limit, each on the node that has the fewest."""
+        """Start workers up to the limit, each on the node with the fewest."""
         for _ in range(self._limits.max_workers - len(self._workers)):
             free = [node for node in self._nodes.values() if len(node.workers) < rooms.get(node.node_id, 0)]
             if not free:
@@ -239,7 +239,7 @@ class ClusterExecutor(Executor):
             )
 
     def _assign(self) -> None:
-        """Give waiting calls to idle workers, first on the nodes with the least to do."""
+        """Give queued calls to idle workers, first on the least busy nodes."""
         with self._changed:
             idle = [worker for worker in self._workers if worker.job is None]
             while idle and self._pending:
@@ -253,7 +253,7 @@ class ClusterExecutor(Executor):
                     worker.job, worker.reference = job, worker.actor.call.remote(job.call, tasks)
 
     def _collect(self) -> None:
-        """Wait a moment for results, and take those that came."""
+        """Wait up to ``_POLL_SEC`` for results, and take those that are ready."""
         running = {worker.reference: worker for worker in self._workers if worker.job is not None}
         if not running:
             with self._changed:
@@ -280,7 +280,7 @@ class ClusterExecutor(Executor):
         try:
             accept_files(result, self._output_dir)
             outcome = pickle.loads(result.payload)
-        except Exception as exc:  # a result that can't be read: the caller learns why
+        except Exception as exc:  # a result that can't be read: the caller gets the reason
             self._end(job, exc)
             return
         self.played[worker.node_id] += 1
@@ -290,7 +290,7 @@ class ClusterExecutor(Executor):
             job.future.set_result(outcome)
 
     def _lose(self, worker: _WorkerHandle, job: _Job, error: Exception) -> None:
-        """Queue a call again whose worker or node was lost."""
+        """Queue a call again after its worker or node was lost; fail it after the last attempt."""
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._drop(worker)
         if job.attempts >= self._limits.max_attempts:
@@ -339,7 +339,7 @@ class ClusterExecutor(Executor):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _interrupt(self) -> None:
-        """Interrupt what is under way, and wait until it has closed its sandboxes."""
+        """Interrupt running calls, and wait until they have closed their sandboxes."""
         deadline = time.monotonic() + self._limits.interrupt_timeout_sec
         for worker in self._workers:
             node = self._nodes.get(worker.node_id)

@@ -1,4 +1,4 @@
-"""Calls played in other processes of this machine, which end with a run that is interrupted or killed."""
+"""Run calls in other processes of this machine, which end when the run is interrupted or killed."""
 
 import contextlib
 import multiprocessing
@@ -12,10 +12,7 @@ from typing import Any, override
 
 @contextlib.contextmanager
 def process_executor(workers: int) -> Generator[Executor]:
-    """Yield a pool of so many processes of this machine; a block that fails interrupts the calls under way.
-
-    They close their sandboxes then.
-    """
+    """Yield a pool of processes. A block that fails interrupts running calls, which close their sandboxes."""
     # Spawned: the Tinker client's threads don't survive a fork.
     context = multiprocessing.get_context("spawn")
     others = {child.pid for child in multiprocessing.active_children()}
@@ -33,7 +30,7 @@ def process_executor(workers: int) -> Generator[Executor]:
 
 
 def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, which passes it on once, and exit with it: a killed parent sends no signal."""
+    """Leave Ctrl-C to the parent, which passes it on once; exit with the parent, since a killed one sends no signal."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -47,7 +44,7 @@ def _begin_worker() -> None:
 
 
 class _InterruptiblePool(ProcessPoolExecutor):
-    """A process pool whose calls end on SIGINT, while its idle workers don't mind one."""
+    """A process pool whose calls end on SIGINT, while its idle workers ignore it."""
 
     @override
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -55,12 +52,12 @@ class _InterruptiblePool(ProcessPoolExecutor):
 
 
 def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # asyncio.run cancels its main task on SIGINT where the default handler stands, and what it runs then cleans up.
+    # With the default handler, asyncio.run cancels its main task on SIGINT, and the call cleans up.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return fn(*args, **kwargs)
     except KeyboardInterrupt:
-        # As it is it would end the parent's event loop, and hide what the run failed of.
+        # A KeyboardInterrupt would end the parent's event loop and hide why the run failed.
         raise InterruptedError("the run ended while this call was played") from None
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

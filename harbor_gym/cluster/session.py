@@ -1,4 +1,4 @@
-"""A connection to a Ray cluster: the one that is there, or one on this machine."""
+"""Connect to a Ray cluster: an existing one, or one on this machine."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ from harbor_gym.errors import MissingDependencyError
 
 @contextlib.contextmanager
 def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generator[ClusterExecutor]:
-    """Yield an executor over a Ray cluster, and end it with the block.
+    """Yield an executor over a Ray cluster, and shut it down after the block.
 
-    The cluster is the one that this process is connected to, or else the one that ``RAY_ADDRESS`` names, or else one
-    that is started on this machine. Calls that are under way when the block ends are interrupted and close their
-    sandboxes; SIGTERM ends the block as Ctrl-C does.
+    The cluster is the one that this process is connected to, else that of ``RAY_ADDRESS``, else one that is started on
+    this machine. Calls that run when the block ends are interrupted and close their sandboxes; SIGTERM ends the block
+    as Ctrl-C does.
 
     Args:
-        limits: How much of the cluster to take.
-        output_dir: As for :class:`ClusterExecutor`.
+        limits: The share of the cluster to use.
+        output_dir: See :class:`ClusterExecutor`.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -46,10 +46,10 @@ def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generat
 
 @contextlib.contextmanager
 def drain_on_sigterm() -> Generator[None]:
-    """Make SIGTERM end the block as Ctrl-C does, so that what it holds is closed.
+    """Make SIGTERM end the block as Ctrl-C does, so that it closes its sandboxes.
 
-    Only in the main thread, and only where SIGTERM would have ended the process at once or goes to Ray's own handler,
-    which exits in the middle of a call.
+    This applies to the main thread, and only if the handler is the default or Ray's, which exits in the middle of a
+    call.
     """
     handler = signal.getsignal(signal.SIGTERM)
     is_free = handler is signal.SIG_DFL or getattr(handler, "__module__", "").partition(".")[0] == "ray"
@@ -58,7 +58,7 @@ def drain_on_sigterm() -> Generator[None]:
 
 
 def _put_back(handler: Any) -> None:
-    """Handle SIGTERM as before ``ray.init``, which replaces the main thread's handler; None is none of Python's."""
+    """Restore the SIGTERM handler that ``ray.init`` replaced in the main thread; None is one not set by Python."""
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 

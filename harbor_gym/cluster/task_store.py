@@ -1,4 +1,4 @@
-"""Task directories by the hash of their content."""
+"""A node's cache of task directories, by the hash of their content."""
 
 import hashlib
 import io
@@ -16,13 +16,13 @@ _STORE = "tasks"
 
 @dataclass(frozen=True)
 class PackedTask:
-    """A task directory as one archive. Equal directories of equal names have equal digests, wherever they lie."""
+    """A task directory as an archive. Equal directories of equal names have equal digests, whatever their paths."""
 
     digest: str
-    """Of the archive, hexadecimal."""
+    """SHA-256 of the archive, hexadecimal."""
 
     archive: bytes
-    """A tar without times, users or groups, whose only folder has the task's name."""
+    """A tar without times, users and groups, with one folder, which has the task's name."""
 
 
 def pack_task(task_dir: Path) -> PackedTask:
@@ -50,13 +50,13 @@ def has_task(digest: str) -> bool:
 
 
 def task_path(digest: str) -> Path:
-    """Return where this node's cache holds a task."""
+    """Return a task's directory in this node's cache."""
     (path,) = _home(digest).iterdir()
     return path
 
 
 def unpack_task(task: PackedTask) -> Path:
-    """Put a task into this node's cache, whole or not at all, and return where it is. Safe for several processes."""
+    """Put a task into this node's cache, whole or not at all, and return its path. Safe for concurrent processes."""
     home = _home(task.digest)
     if not home.is_dir():
         with publishing_once(home) as building, tarfile.open(fileobj=io.BytesIO(task.archive)) as archive:

@@ -10,10 +10,10 @@ from harbor_gym.types import ExecutorKind
 
 
 def require_shared_rate(kind: ExecutorKind | None, starts_per_sec: float | None) -> None:
-    """Raise where the flags name a rate that nothing would keep.
+    """Refuse a rate of starts without the executor that can keep it.
 
     Raises:
-        UsageError: There is a rate, and Ray is not what plays.
+        UsageError: There is a rate, and the executor is not Ray's.
     """
     if starts_per_sec is not None and kind is not ExecutorKind.RAY:
         raise UsageError("--rollout-starts-per-sec is shared by Ray's nodes: it needs --rollout-executor ray")
@@ -28,21 +28,19 @@ def open_executor(
     sandboxes_per_worker: int = 1,
     starts_per_sec: float | None = None,
 ) -> Generator[Executor]:
-    """Yield an executor with so many workers, and end them with the block.
+    """Yield an executor, and end its workers after the block.
 
-    A block that fails interrupts the calls that are under way; they close their sandboxes first. A worker plays one
-    call at a time.
+    A block that fails interrupts running calls, which close their sandboxes first.
 
     Args:
-        kind: What the workers are: processes of this machine, or actors of a Ray cluster
-            (:func:`harbor_gym.cluster.connect`), of the one that ``RAY_ADDRESS`` names or else of one on this machine.
-        workers: How many.
-        output_dir: With Ray: what calls write below it is brought back from the nodes.
+        kind: Processes of this machine, or actors of a Ray cluster (:func:`harbor_gym.cluster.connect`).
+        workers: Number of workers; each runs one call at a time.
+        output_dir: With Ray: files that calls write below it are copied back from the nodes.
         sandboxes_per_worker: With Ray: sandboxes that a call holds at once, of a node's ``harbor_sandbox``.
-        starts_per_sec: With Ray: starts of sandboxes of all nodes together; None is no limit.
+        starts_per_sec: With Ray: starts of sandboxes per second, over all nodes; None is no limit.
 
     Raises:
-        UsageError: There are to be no workers.
+        UsageError: ``workers`` is below 1.
         MissingDependencyError: Ray is not installed.
     """
     if workers < 1:

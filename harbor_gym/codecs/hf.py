@@ -18,10 +18,10 @@ _PROBE_NEXT: Messages = ({"role": "user", "content": "next"},)
 
 
 class ChatTokenizer(Protocol):
-    """The part of a tokenizer that a codec needs; those of ``transformers`` have it."""
+    """The part of a tokenizer's interface that a codec needs, as in ``transformers``."""
 
     eos_token_id: Any
-    """Id of the end-of-text token; None where there is none."""
+    """Id of the end-of-text token; None if there is none."""
 
     def apply_chat_template(self, conversation: Any, /, **settings: Any) -> Any:
         """Return a chat as text, for ``tokenize=False``."""
@@ -39,18 +39,18 @@ class ChatTokenizer(Protocol):
 class HFCodec:
     """Write a chat as tokens with a tokenizer's chat template, extending the prompt and never rendering it again.
 
-    What follows an answer is found by probing the template, so any template works that writes an answer and what
-    follows it one after the other. Thinking (a ``<think>`` block that opens an answer, also where the template opens
-    it) stays in the prompt as it was sampled and is left out of :meth:`text`. A mark of the format in content, such as
-    ``<|im_end|>`` in a file that the policy reads, stays text (:mod:`harbor_gym.codecs.marks`). Safe for concurrent
-    calls.
+    The tokens between an answer and the next one are found by probing the template, so any template works in which
+    they don't depend on the answer. Thinking (a ``<think>`` block at the beginning of an answer, opened by the policy
+    or the template) stays in the prompt as it was sampled and is left out of :meth:`text`. A mark of the format in
+    content, such as ``<|im_end|>`` in a file that the policy reads, stays text (:mod:`harbor_gym.codecs.marks`). Safe
+    for concurrent calls.
 
     Args:
         tokenizer: Any object with ``apply_chat_template``, ``encode``, ``decode`` and ``eos_token_id``.
         chat_template: A Jinja template, or a template's name; None uses the tokenizer's own.
         stop_token_ids: Tokens that end an answer. None: the template's end of a message and the tokenizer's
             ``eos_token_id``.
-        tools: Schemas of tools, which the template declares to the model.
+        tools: JSON schemas of the tools that the template declares to the model.
         template_kwargs: Further arguments of the template, such as ``enable_thinking=False``.
 
     Raises:
@@ -80,7 +80,7 @@ class HFCodec:
             probes = [self._encode(text) for text in self._probe_answers()]
             is_off_template = any(self._is_off_template(probe) for probe in probes)
         self.off_template = is_off_template
-        """Whether the template itself would write an earlier answer differently, for instance without its thinking."""
+        """Whether the template would write an earlier answer differently, for instance without its thinking."""
         if self.off_template:
             logger.warning(
                 "the chat template writes earlier answers differently from how they are sampled (it drops thinking); "
@@ -88,7 +88,7 @@ class HFCodec:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it was made from: the template is probed again where it is unpickled."""
+        """Pickle the arguments; unpickling probes the template again."""
         return _remake, (self.tokenizer, self._settings, self.stop)
 
     def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
@@ -115,23 +115,23 @@ class HFCodec:
         return self._split(sampled)[1]
 
     def reasoning(self, sampled: Sequence[int]) -> str:
-        """Return the thinking of an answer; empty where it has none."""
+        """Return the thinking of an answer; empty if it has none."""
         return self._split(sampled)[0]
 
     def is_off_template(self, sampled: Sequence[int]) -> bool:
-        """Return whether the template would write this answer differently once it is an earlier one.
+        """Return whether the template would write this answer differently in a later turn's prompt.
 
-        Then a model sees, from the next turn on, a chat that its template would not have written: the price of prompts
-        that extend one another.
+        If so, the model sees from the next turn on a chat that its template would not have written: the price of
+        prompts that extend one another.
         """
         with tokenizer_lock:
             return self._is_off_template(sampled)
 
     def written(self, message: Mapping[str, Any]) -> str:
-        """Return what the template writes for an earlier answer, without its thinking and up to its end.
+        """Return the text that the template writes for an earlier answer, without its thinking and end marks.
 
         Args:
-            message: An assistant's message as the template takes it, for instance with ``tool_calls``.
+            message: An assistant message as the template takes it, for instance with ``tool_calls``.
         """
         with tokenizer_lock:
             text = self._marks.unbroken(self._write([_user(PROBE_TASK), message, *_PROBE_NEXT]))
@@ -156,7 +156,7 @@ class HFCodec:
 
     def _is_off_template(self, sampled: Sequence[int]) -> bool:
         text = self._decode(self._without_end(sampled))
-        # What the template opened belongs to the answer, as a client would send it back.
+        # The mark that the template opened belongs to the answer, as a client would send it back.
         answer = f"{_THINK}\n{text}" if self._opens_thinking else text
         written = self._write([_user(PROBE_TASK), {"role": "assistant", "content": answer}, *_PROBE_NEXT])
         return self._marks.unbroken(written) != self._opening + text + self._decode(self._tail.of(_PROBE_NEXT))
@@ -178,7 +178,7 @@ class HFCodec:
             return ChatTail(render, encode=self._encode, decode=self._decode, name=name)
         except UsageError:
             raise
-        except Exception as exc:  # whatever a foreign template raises: here it is found unusable
+        except Exception as exc:  # any exception of a foreign template means that it can't be used
             raise UsageError(f"{name} can't write a task, an answer and a message: {exc}") from exc
 
     def _stop_tokens(self) -> list[int]:
@@ -213,7 +213,7 @@ def _remake(tokenizer: ChatTokenizer, settings: Mapping[str, Any], stop_token_id
 
 
 def _template_source(tokenizer: ChatTokenizer, chat_template: str | None) -> str:
-    """Return the source of the template in use, of all where the tokenizer has several; empty where it is unknown."""
+    """Return the sources of the templates that may be in use; empty if none is known."""
     own: Any = getattr(tokenizer, "chat_template", None) or ""
     sources = [str(source) for source in (own.values() if isinstance(own, dict) else [own])]
     return "\n".join([*sources, chat_template or ""])

@@ -1,9 +1,9 @@
 """Marks of a chat format in content: they stay text, and control tokens come from the chat template alone.
 
 A chat template writes text, and a tokenizer reads each mark in it (``<|im_end|>``, ``<tool_call>``) as one token,
-in any text. So every mark in content is broken before the template sees it, by a word that nobody can guess. What
-is whole afterwards is the template's. The tokenizer then reads the text without those words, but knows its marks under
-other names, which stand where the template's marks stood. A chat without marks in its content is tokenised as ever.
+also in content. So a random word is inserted into every mark in content before the template sees it; the marks that are
+intact afterwards are the template's. For tokenising, the words are removed and the intact marks renamed, and a copy of
+the tokenizer knows the marks under their new names only. A chat without marks in content is tokenised as usual.
 """
 
 import functools
@@ -18,8 +18,8 @@ from harbor_gym.formats.template_text import TemplateText
 
 _THINKING = ("<think>", "</think>")
 
-# Added tokens that are vocabulary, unless the template writes them: runs of blanks, and HTML as Gemma's tokenizers know
-# it. To break them would change what a model reads of any file.
+# Added tokens that are vocabulary, unless the template writes them: runs of blanks, and the HTML tags of Gemma's
+# tokenizers. Breaking them would change how a model reads any file.
 _VOCABULARY = re.compile(r"\s+|</?[a-z][a-z0-9]*/?>")
 
 
@@ -38,11 +38,11 @@ class ReadsMarks:
 
 
 class Marks:
-    """The marks of one tokenizer. Call it with :data:`harbor_gym.codecs.tokenizer_lock` held.
+    """The marks of one tokenizer. Call its methods with :data:`harbor_gym.codecs.tokenizer_lock` held.
 
     Args:
-        tokenizer: Any tokenizer. One that lists no added tokens has no marks.
-        template: Source of the chat template, which decides about tokens that look like vocabulary.
+        tokenizer: Any tokenizer. If it lists no added tokens, it has no marks.
+        template: Source of the chat template. A token that looks like vocabulary is a mark only if it occurs here.
     """
 
     def __init__(self, tokenizer: Any, template: str = "") -> None:
@@ -53,7 +53,7 @@ class Marks:
         self._ids = {mark: number for mark, number in {**special, **added}.items() if mark in special or mark in tags}
         self._whole = _pattern(self._ids)
         self._breaks = {
-            # Overlapping ones each: the second may be whole where only the first is broken.
+            # A lookahead finds overlapping marks: breaking the first alone may leave the second intact.
             "assistant": re.compile(f"(?=({_pattern(set(special) - set(_THINKING)).pattern}))"),
             "": re.compile(f"(?=({self._whole.pattern}))"),
         }
@@ -63,9 +63,9 @@ class Marks:
         self._longest = max(map(len, self._ids), default=0)
 
     def break_in(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages for the template with the marks of their content broken.
+        """Return messages for the template, with the marks in their content broken.
 
-        An assistant's own text keeps what is no special token, and its thinking's marks: it sampled them.
+        In an assistant's text only special tokens are broken, except those of thinking: it sampled the others.
         """
         return [
             {
@@ -80,14 +80,14 @@ class Marks:
         return self._break(value, "")
 
     def unbroken(self, text: str) -> str:
-        """Return text as it was before its marks were broken."""
+        """Return the text with its broken marks restored."""
         return text.replace(self._word, "")
 
     def encode(self, text: str, **settings: Any) -> list[int]:
-        """Return the tokens of what the template wrote.
+        """Return the tokens of a text that the template wrote.
 
         Args:
-            text: As the template wrote it, with broken marks.
+            text: The template's text, with broken marks.
             settings: Further arguments of the tokenizer's ``encode``.
         """
         if self._word not in text:
@@ -106,7 +106,7 @@ class Marks:
                 return self._break_text(value, self._breaks.get(role, self._breaks[""]))
             case dict():
                 items = cast("dict[Any, Any]", value).items()
-                # What is structured in an answer, a call's arguments for instance, is no longer as it was sampled.
+                # Structured parts of an answer, such as a call's arguments, are no longer as they were sampled.
                 return {self._break(key, ""): self._break(item, "") for key, item in items}
             case list() | tuple():
                 return [self._break(item, "") for item in cast("Sequence[Any]", value)]
@@ -117,7 +117,7 @@ class Marks:
         if not self._ids or not text:
             return text
         places = {found.start() + 1 for found in pattern.finditer(text)}
-        # A mark may be cut by the border of two messages, or be finished by what the template writes there.
+        # A mark may span two messages, or be completed by the template's text at their border.
         nearest = range(1, min(self._longest, len(text) + 1))
         if any(text[:length] in self._tails for length in nearest):
             places.add(0)
@@ -128,20 +128,20 @@ class Marks:
         return text
 
     def _by_other_names(self, parts: Sequence[str]) -> list[int] | None:
-        """Return the tokens of parts of which every second is a mark; None where this tokenizer can't do it."""
+        """Return the tokens of parts of which every second is a mark; None if this tokenizer can't be renamed."""
         renamed = _renamed(self._tokenizer)
         if renamed is None:
             return None
         encode, names, ids = renamed
         text = "".join(names[part] if number % 2 else part for number, part in enumerate(parts))
         read = encode(text)
-        # A model that has marks in its own vocabulary may read them there, too.
+        # A tokenizer that also has marks in its base vocabulary may still read them in content.
         marks = set(self._ids.values())
         is_certain = all(token in ids or token not in marks for token in read)
         return [ids.get(token, token) for token in read] if is_certain else None
 
     def _piecewise(self, parts: Sequence[str]) -> list[int]:
-        """Return tokens where a tokenizer has no marks under other names: content is cut where its marks are broken."""
+        """Return the tokens part by part, for tokenizers that can't be renamed: content is split at broken marks."""
         tokens: list[int] = []
         for number, part in enumerate(parts):
             tokens += [self._ids[part]] if number % 2 else self._plain(part)
@@ -159,18 +159,18 @@ class Marks:
 
 
 def _split(pattern: re.Pattern[str], text: str) -> list[str]:
-    """Return the text between marks and the marks, in turn."""
+    """Return texts and the marks between them, alternating; the first is a text."""
     return re.split(f"({pattern.pattern})", text)
 
 
 def _pattern(marks: Iterable[str]) -> re.Pattern[str]:
-    """Return what finds the longest of the marks at the first place, as a tokenizer does."""
+    """Return a pattern that finds the longest mark at the first place, as a tokenizer does."""
     longest_first = sorted(marks, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _added_tokens(tokenizer: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """Return special tokens and other added ones, with their ids. One of a single character is no mark."""
+    """Return the ids of special tokens, and of other added ones, each of at least two characters."""
     listed: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     special: dict[str, int] = {}
     added: dict[str, int] = {}
@@ -184,7 +184,7 @@ _cache: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def _renamed(tokenizer: Any) -> tuple[Callable[[str], list[int]], dict[str, str], dict[int, int]] | None:
-    """Return a tokenizer's other self whose added tokens have other names: encode, the names, and the real ids."""
+    """Return a copy of a tokenizer with renamed added tokens: its encode, mark → new name, and its id → real id."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None

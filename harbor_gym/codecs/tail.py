@@ -1,7 +1,7 @@
 """The tokens that a chat format writes between an answer and the next one, found by probing its renderer.
 
-Codecs share this. Only a function that renders a chat is needed: what follows an answer is found once, by rendering two
-conversations that differ in the answer alone, and taking what their renderings have in common behind it.
+Codecs share this. It needs only a function that renders a chat. Two conversations that differ only in the answer are
+rendered once; the tokens that the renderings share after the answer are the tail.
 """
 
 import threading
@@ -16,36 +16,36 @@ type Messages = Sequence[Mapping[str, Any]]
 
 @runtime_checkable
 class ComparesTemplate(Protocol):
-    """A chat codec that knows where its prompts differ from what the model's chat template would write."""
+    """A chat codec that can tell where its prompts differ from those of the model's chat template."""
 
     def is_off_template(self, sampled: Sequence[int]) -> bool:
-        """Return whether the template would write this answer differently once it is an earlier one."""
+        """Return whether the template would write this answer differently in a later turn's prompt."""
         ...
 
 
 PROBE_TASK = "task"
 """The user's message before every probed answer."""
 
-# Two answers that share no token: what their renderings have in common after them does not come from the answer.
+# Two answers that share no token: the tokens that their renderings share do not come from the answers.
 _PROBE_ANSWERS = ("0", "z")
 _PROBE_MESSAGES = ("next", "another one")
 
 tokenizer_lock = threading.Lock()
-"""Hold it while a tokenizer works. A Hugging Face tokenizer switches its reading of special tokens per call and shares
-that switch among threads: two renderings at once can write ``<|im_end|>`` as plain text. Models share tokenizers."""
+"""Hold it while a tokenizer works. A Hugging Face tokenizer sets its treatment of special tokens per call, for all
+threads: two concurrent calls can encode ``<|im_end|>`` as plain text. One lock, since codecs share tokenizers."""
 
 
 class ChatTail:
-    """The tokens between an answer and the next one. Call it with :data:`tokenizer_lock` held.
+    """The tokens between an answer and the next one. Call its methods with :data:`tokenizer_lock` held.
 
     Args:
         render: Returns the tokens of a chat: a task, the answer, the messages after it, the opening of the next answer.
         encode: Returns the tokens of plain text, without special tokens around it.
         decode: Returns the text of tokens, special tokens included.
-        name: What is rendered with, for error messages.
+        name: The renderer's name in error messages.
 
     Raises:
-        UsageError: An earlier answer is written in a way that can't be continued token by token.
+        UsageError: The renderer writes an earlier answer in a way that can't be continued token by token.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class ChatTail:
         self._before = self._find()
 
     def of(self, messages: Messages) -> list[int]:
-        """Return everything behind an answer: its end, ``messages``, and the opening of the next answer."""
+        """Return the tokens after an answer: its end, ``messages``, and the opening of the next answer."""
         return self._render(_PROBE_ANSWERS[0], messages)[self._before :]
 
     def after(self, sampled: Sequence[int], messages: Messages, stop: Sequence[int] | Sequence[str]) -> list[int]:
-        """Return what follows ``sampled``, which may have its end already.
+        """Return the tokens that follow ``sampled``, which may include the answer's end.
 
         Args:
             sampled: The tokens as they were sampled.
-            messages: What follows the answer.
+            messages: The messages after the answer.
             stop: Tokens or texts that end an answer.
         """
         tail = self.of(messages)
@@ -80,10 +80,10 @@ class ChatTail:
         return tail
 
     def _after_stop(self, tail: list[int], stop: str | int) -> list[int] | None:
-        """Return the tail behind ``stop``; None if it does not begin with that."""
+        """Return the tail without a leading ``stop``; None if the tail does not begin with it."""
         if isinstance(stop, int):
             return tail[1:] if tail[:1] == [stop] else None
-        # Only the token that the stop ends in is encoded again: decoded marks of a message would become control tokens.
+        # Only the token in which the stop ends is encoded again: marks in a message would become control tokens.
         for length in range(1, len(tail) + 1):
             text = self._decode(tail[:length])
             if text.startswith(stop):
@@ -114,6 +114,6 @@ class ChatTail:
 
 
 def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return how many items two sequences begin with in common."""
+    """Return the length of the common prefix of two sequences."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -1,7 +1,7 @@
-"""The embedded training backend: a policy of our own making and a Tinker-compatible server for it.
+"""The embedded training backend: a tiny policy for a task, and a Tinker-compatible server for it.
 
-:func:`ensure_policy` builds or finds the policy for a task; :class:`harbor_gym.embedded.server.TrainingServer` serves
-it. Both need the extras ``tinker`` and ``server``; importing this package needs neither.
+:func:`ensure_policy` finds or builds the policy; :class:`harbor_gym.embedded.server.TrainingServer` serves it. Both
+need the extras ``tinker`` and ``server``; importing this package needs neither.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from harbor_gym.embedded.warm_start import Progress
 
 DEMONSTRATIONS = 200
-"""Episodes that the demonstrator plays for one policy."""
+"""Number of episodes that the demonstrator plays for a policy."""
 
 STEPS = 200
 """Optimizer steps of the warm start."""
 
 _AGENT_CONCURRENCY = 12
-"""Demonstrations at once of an agent, which waits out each command's whole duration."""
+"""Concurrent demonstrations with an agent, which waits for each command's whole duration."""
 
 _DECIDING_SOURCES = (
     "agent_demonstrations.py",
@@ -41,7 +41,7 @@ _DECIDING_SOURCES = (
     "policy.py",
     "warm_start.py",
 )
-"""Files of this package whose change makes another policy of the same task."""
+"""Files of this package whose content changes a task's policy."""
 
 
 async def ensure_policy(
@@ -54,28 +54,28 @@ async def ensure_policy(
     rebuild: bool = False,
     progress: Callable[[str, int, int, float | None], None] | None = None,
 ) -> Path:
-    """Return the warm-started policy for a task: the cached one, the shipped one, or one made now in a few minutes.
+    """Return the warm-started policy for a task: from the cache, from the package, or made now in a few minutes.
 
-    A scripted demonstrator plays the task in its true sandbox; the policy learns to imitate it. Two callers at once
+    A scripted demonstrator plays the task in a real sandbox, and the policy learns to imitate it. Concurrent callers
     build it once. The result is a Hugging Face directory: the ``model_name`` for renderer, tokenizer and server.
 
     Args:
-        task_dir: A Harbor task directory that has a demonstrator.
-        sandbox: As ``TerminalEnvConfig.sandbox``. The demonstrator plays in it only where ``local``, which is quicker,
-            can't run; a terminal shows the same in either, so one policy serves both.
-        renderer_name: The cookbook's renderer that the policy will be driven with.
-        agent: The agent that the policy will be the model of: the demonstrator plays behind the gateway then, and the
-            policy learns what the agent shows. None is our own loop.
-        seed: Decides the demonstrator's choices and the policy's weights.
-        rebuild: Make it anew although it is cached or shipped.
-        progress: Called as ``progress(phase, done, total, loss)`` while one is made, perhaps from another thread;
+        task_dir: A Harbor task directory with a demonstrator.
+        sandbox: See ``TerminalEnvConfig.sandbox``. The demonstrator plays in ``local`` instead if that can run, since
+            it is faster; terminals show the same in both, so one policy serves both.
+        renderer_name: The policy's renderer in the cookbook.
+        agent: The agent whose model the policy will be: the demonstrator then plays behind the gateway, and the policy
+            learns the agent's prompts. None is this package's own loop.
+        seed: Seed of the demonstrator's choices and the policy's weights.
+        rebuild: Make the policy even if it is cached or shipped.
+        progress: Called as ``progress(phase, done, total, loss)`` while a policy is made, perhaps in another thread;
             ``phase`` is ``"demonstrations"``, ``"warm start"`` or ``"shipped policy"``; only a warm start has a loss.
 
     Raises:
         TaskError: The task is malformed or has no demonstrator.
-        UsageError: The agent reads other messages than the demonstrator writes.
+        UsageError: The agent does not read the demonstrator's message format.
         MissingDependencyError: An extra is not installed.
-        HarborGymError: The sandbox failed again and again.
+        HarborGymError: The sandbox failed repeatedly.
     """
     key = await asyncio.to_thread(policy_key, task_dir, renderer_name, agent, seed)
     folder = cache_dir() / "policies" / key
@@ -104,7 +104,7 @@ async def ensure_policy(
             progress=None if progress is None else lambda done, total: progress("demonstrations", done, total, None),
         )
         conversations = [list(demonstration.messages) for demonstration in played]
-        # One on a machine: threads that wait for their like do so spinning, and two warm starts hardly get on at all.
+        # One at a time on a machine: torch's waiting threads spin, so that two warm starts block each other.
         async with locked("warm-start"):
             return await _warm_start(conversations, folder, renderer_name, seed, progress)
 
@@ -137,7 +137,7 @@ async def _warm_start(
             progress=report,
         )
     finally:
-        # A thread can't be cancelled: it ends itself at its next step.
+        # A thread can't be cancelled; it stops at its next step.
         abandoned.set()
 
 
@@ -162,7 +162,11 @@ def _quickest(sandbox: str) -> str:
 
 
 def policy_key(task_dir: Path, renderer_name: str, agent: AgentConfig | str | None, seed: int) -> str:
-    """Return the name of a task's policy in the cache: a digest of all that decides it."""
+    """Return the name of a task's policy in the cache: a digest of all its inputs.
+
+    Raises:
+        TaskError: ``task_dir`` is not a task.
+    """
     if not (task_dir / "task.toml").is_file():
         raise TaskError(f"{task_dir} is not a Harbor task directory: it has no task.toml")
     digest = hashlib.sha256()

@@ -1,6 +1,6 @@
-"""The interpreter that runs the training server: this one where it has SkyRL, else one in an environment of its own.
+"""The interpreter of the training server: this one if it has SkyRL, else one in a separate environment.
 
-SkyRL pins packages against the cookbook's, so no resolver puts both into one environment without being overridden.
+SkyRL's pins conflict with the cookbook's, so no resolver installs both into one environment without overrides.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from harbor_gym.embedded.launcher import SKYRL_VERSION
 from harbor_gym.errors import HarborGymError, MissingDependencyError
 
 REQUIREMENTS = "server_requirements.txt"
-"""Every package of the environment, pinned."""
+"""The file with the environment's pinned packages."""
 
 _COMPLETE = ".installed"
 _TAIL_LINES = 12
@@ -34,7 +34,7 @@ def server_python() -> str:
     """Return the interpreter to start the training server with.
 
     Raises:
-        MissingDependencyError: There is none.
+        MissingDependencyError: The training server is not installed.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         if importlib.metadata.version("skyrl") == SKYRL_VERSION and _is_importable("jax"):
@@ -47,26 +47,26 @@ def server_python() -> str:
 
 
 def installed_python() -> Path | None:
-    """Return the interpreter of the server's environment, if that was made for these pins."""
+    """Return the interpreter of the server's environment; None if it is not installed with the current pins."""
     folder = environment_dir()
     python = folder / "bin" / "python"
     return python if (folder / _COMPLETE).is_file() and python.exists() else None
 
 
 def environment_dir() -> Path:
-    """Return where the environment of these pins and this Python lies, made or not."""
+    """Return the directory of the environment for the current pins and Python version, whether it exists or not."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     key = hashlib.sha256(f"{version}\n{_pins()}".encode()).hexdigest()[:12]
     return cache_dir() / "server" / f"skyrl-{SKYRL_VERSION}-{key}"
 
 
 def install() -> Path:
-    """Make the environment of the training server, unless it is there; return its interpreter. Blocks for minutes.
+    """Install the training server's environment if it is missing, and return its interpreter. Blocks for minutes.
 
-    Packages come from where pip, or uv if it is there, is configured to take them.
+    Packages come from the index that is configured for uv, or for pip if there is no uv.
 
     Raises:
-        ServerInstallError: A step failed; the message has the end of what it printed.
+        ServerInstallError: A step failed; the message has the end of its output.
     """
     if (known := installed_python()) is not None:
         return known
@@ -88,7 +88,7 @@ def install() -> Path:
 
 
 def remove() -> list[Path]:
-    """Remove every environment of the training server; return what was removed."""
+    """Remove every environment of the training server; return their directories."""
     found = sorted((cache_dir() / "server").glob("skyrl-*"))
     for folder in found:
         shutil.rmtree(folder)

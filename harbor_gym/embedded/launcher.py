@@ -1,19 +1,18 @@
-"""Run SkyRL's Tinker-compatible server with this interpreter, bound to the life of its parent.
+"""Run SkyRL's Tinker-compatible server with this interpreter; it ends with its parent process.
 
     python -m harbor_gym.embedded.launcher --base-model DIR --backend jax --port 8000 ...
 
-Takes every option of ``skyrl.tinker.api`` and the few of ours (``--help`` lists them). This file imports nothing of
+It takes every option of ``skyrl.tinker.api`` and a few of its own (``--help`` lists them). This file imports nothing of
 harbor_gym, so an interpreter that only has SkyRL can run it by its path.
 
-SkyRL's server is changed in five places, each of them a private name of exactly one SkyRL version; :func:`verify_skyrl`
-refuses to start on another one:
+SkyRL's server is changed in five places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
 
 1. The engine process is this file run by this interpreter, not ``uv run`` with extras.
 2. A promise of samples carries one id per sample, which the Tinker SDK asserts since 0.28.
 3. ``load_weights`` without a model makes the model first: the SDK creates a client from a checkpoint in one request.
 4. The checkpoint routes accept the ids (``session:train:0``) that the SDK gives to models made that way.
-5. Log probabilities of a prompt have one entry a token, as Tinker's have, whose first is None; the JAX backend leaves
-   that one out, and a KL penalty from them would read each for the token before.
+5. Log-probabilities of a prompt have one entry per token, None for the first, as in Tinker. The JAX backend leaves the
+   first out, which would shift the others by one token in a KL penalty.
 """
 
 import argparse
@@ -69,7 +68,7 @@ SERVER_NAMES = (
 """The same in the server process, which imports no JAX: that alone takes seconds."""
 
 PATCHED_ROUTES = ("/api/v1/asample", "/api/v1/load_weights")
-"""Routes of the server that are replaced (change 2 and 3)."""
+"""Routes of the server that are replaced (changes 2 and 3)."""
 
 CHECKPOINT_ROUTES = (
     "/api/v1/training_runs/{unique_id}/checkpoints/{checkpoint_id}/archive",
@@ -86,14 +85,14 @@ _GRACEFUL_SHUTDOWN_SEC = 1
 
 
 def verify_skyrl(*, server: bool = True, engine: bool = True) -> list[str]:
-    """Compare the installed SkyRL with the one these changes were written for.
+    """Check that the installed SkyRL is the version for which these changes were written.
 
     Args:
-        server: Whether to look at what the server process uses.
-        engine: Whether to look at what the engine process uses.
+        server: Whether to check the names that the server process uses.
+        engine: Whether to check the names that the engine process uses.
 
     Returns:
-        What is wrong, one line each; empty when the server can be started.
+        One line per problem; empty if the server can be started.
     """
     try:
         version = importlib.metadata.version("skyrl")
@@ -119,10 +118,13 @@ def verify_skyrl(*, server: bool = True, engine: bool = True) -> list[str]:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Make the kernel kill this process when its parent ends, however the parent ends.
+    """Make the kernel kill this process when its parent ends, in any way.
 
     Args:
-        parent_pid: The parent as it knows itself; a different parent now means that it is already gone.
+        parent_pid: The expected parent's process id.
+
+    Raises:
+        SystemExit: The parent has already ended.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -245,10 +247,10 @@ def _with(signature: inspect.Signature, parameter: inspect.Parameter) -> list[in
 
 
 def patch_server(own: argparse.Namespace) -> Any:
-    """Apply the changes to SkyRL's server module (all but the last, which is the engine's) and return it.
+    """Apply changes 1 to 4 to SkyRL's server module and return it.
 
     Args:
-        own: Our options, which the engine process inherits.
+        own: The launcher's own options, which the engine process inherits.
     """
     api: Any = importlib.import_module("skyrl.tinker.api")
     api._build_uv_run_cmd_engine = functools.partial(_engine_argv, own)
@@ -259,7 +261,7 @@ def patch_server(own: argparse.Namespace) -> Any:
 
 
 def patch_engine() -> None:
-    """Make the JAX backend return for the first token of a prompt a log probability too: None."""
+    """Make the JAX backend return None as the log-probability of a prompt's first token (change 5)."""
     backend: Any = importlib.import_module("skyrl.backends.jax").JaxBackend
     original = backend.sample
 
@@ -274,7 +276,7 @@ def patch_engine() -> None:
 
 
 def _forget_unfinished_requests(database_url: str) -> None:
-    """Fail what an earlier server left pending, or the engine would serve clients that are gone."""
+    """Fail the pending requests of an earlier server; the engine would serve them for clients that are gone."""
     database = Path(database_url.removeprefix("sqlite:///"))
     if not database_url.startswith("sqlite:///") or not database.is_file():
         return
@@ -317,10 +319,10 @@ def _run_server(own: argparse.Namespace, engine_config: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the server, or the engine when the server asks for it.
+    """Run the server, or with ``--engine`` its engine process.
 
     Raises:
-        SystemExit: SkyRL is not the version this file was written for, or the parent is gone.
+        SystemExit: SkyRL is not the supported version, or the parent has ended.
     """
     own, _ = _own_options().parse_known_args(argv)
     if own.die_with_parent is not None:

@@ -21,8 +21,8 @@ from harbor_gym.errors import HarborGymError, UsageError
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _LORA_SLOTS = 8
-"""Adapters the server holds at once. A client's slot frees only after its session timed out (300 s), so a few clients
-in a row must fit; slot 0 is the base model's."""
+"""Adapters that the server holds at once. A client's slot is freed only after its session timed out (300 s), so several
+successive clients must fit; slot 0 is the base model's."""
 _POLL_SEC = 0.1
 _GRACE_SEC = 4.0
 """Seconds between SIGTERM and SIGKILL: the server gives open requests 1 s, then stops its engine."""
@@ -31,7 +31,7 @@ _LOG_TAIL_BYTES = 4000
 
 
 class TrainingServerError(HarborGymError):
-    """The embedded training server did not start, or went away."""
+    """The embedded training server did not start, or ended by itself."""
 
     is_infrastructure = True
 
@@ -40,7 +40,7 @@ class TrainingServer:
     """Run SkyRL's Tinker-compatible server for one model directory.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`stop`. The server and its engine end with
-    this process, even by SIGKILL. An instance starts once.
+    this process, even if that is killed. An instance starts only once.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class TrainingServer:
         python: str = sys.executable,
         startup_timeout_sec: float = 300,
     ) -> None:
-        """Describe the server; nothing runs before :meth:`start`.
+        """Configure the server; nothing runs before :meth:`start`.
 
         Args:
             model_dir: Hugging Face model directory; its absolute path is also the client's ``model_name``.
-            state_dir: Where the database, the checkpoints and ``server.log`` live. A later server on the same
-                directory knows the same checkpoints; two at once are refused.
-            max_lora_rank: Largest rank a client may ask for.
+            state_dir: Directory of the database, the checkpoints and ``server.log``. A later server in the same
+                directory has the same checkpoints; two at once are refused.
+            max_lora_rank: Largest rank that a client may request.
             train_micro_batch_size: Sequences per training pass. Each distinct batch shape is compiled once.
             sample_max_num_sequences: Sequences sampled together.
             python: Interpreter that has SkyRL; harbor_gym need not be installed there.
-            startup_timeout_sec: Ceiling on :meth:`start`, in seconds.
+            startup_timeout_sec: Longest :meth:`start`, in seconds.
         """
         self.model_dir = model_dir.resolve()
         self.state_dir = state_dir.resolve()
@@ -95,15 +95,15 @@ class TrainingServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server, which is its process group's too; None when it does not run."""
+        """Process id of the server, also its process group's; None if it does not run."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def start(self) -> None:
         """Start the server and wait until its engine has loaded the model.
 
         Raises:
-            UsageError: It was started before, or another server uses ``state_dir``.
-            TrainingServerError: It ended or did not get ready in time; the message has the log's end.
+            UsageError: The server was started before, ``model_dir`` is not a model, or ``state_dir`` is in use.
+            TrainingServerError: The server ended or was not ready in time; the message has the log's end.
         """
         if self._port is not None:
             raise UsageError("this training server was started before; make a new TrainingServer")
@@ -118,7 +118,7 @@ class TrainingServer:
             raise
 
     async def stop(self) -> None:
-        """Stop server and engine and wait until both are gone. Safe to call at any time, and again."""
+        """Stop server and engine and wait until both have ended. Idempotent, at any time."""
         self._stopping = True
         if self._process is not None:
             await shielded(_end_process_group(self._process))
@@ -128,13 +128,11 @@ class TrainingServer:
             self._lock = None
 
     async def monitor(self) -> None:
-        """Wait until the server ends; run it beside the training to notice a crash at once.
-
-        Returns when the server was stopped on purpose.
+        """Wait until :meth:`stop` ends the server; run it concurrently with the training to notice a crash at once.
 
         Raises:
             UsageError: The server was never started.
-            TrainingServerError: It ended by itself; the message has the log's end.
+            TrainingServerError: The server ended by itself; the message has the log's end.
         """
         if self._process is None:
             raise UsageError("there is no training server to monitor; start() it first")
@@ -143,7 +141,7 @@ class TrainingServer:
             raise self._error(f"ended by itself with exit code {self._process.returncode}")
 
     def client_environment(self) -> dict[str, str]:
-        """Return the variables a process needs before it imports ``tinker``."""
+        """Return the environment variables that a process needs before it imports ``tinker``."""
         no_proxy = [host for host in os.environ.get("NO_PROXY", "").split(",") if host]
         return {
             "TINKER_API_KEY": "tml-embedded",
@@ -271,14 +269,14 @@ async def _end_process_group(process: asyncio.subprocess.Process) -> None:
 
 
 def export_adapter(state_dir: Path, sampler_path: str, out_dir: Path) -> None:
-    """Write a checkpoint's adapter as PEFT reads one: ``adapter_config.json`` and ``adapter_model.safetensors``.
+    """Write a checkpoint's adapter in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-    No server needs to run. (Tinker's way, an archive from a signed address, is gone from its SDK.)
+    No server needs to run.
 
     Args:
         state_dir: The ``state_dir`` of the server that saved it.
         sampler_path: ``tinker://MODEL/NAME`` or ``tinker://MODEL/sampler_weights/NAME``, as the server named it.
-        out_dir: Made if missing.
+        out_dir: The folder to write to; made if missing.
 
     Raises:
         UsageError: There is no such checkpoint.

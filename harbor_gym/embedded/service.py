@@ -1,4 +1,4 @@
-"""The embedded server as the sampler and trainer of a run, or as the endpoint of an evaluation."""
+"""The embedded server as the service of a training run, or of an evaluation."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ _INSTALLED_BY = {
     Backend.TINKER: ("training with the Tinker service", "tinker", ""),
     Backend.LOCAL: ("training with --backend local", "tinker,server", ", then run `harbor-gym server install`"),
 }
-"""What needs which extras, and what is done after that."""
+"""Backend → its use, the extras that it needs, and a further step after their installation."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class EmbeddedService:
         """Write the adapter that the server saved for sampling.
 
         Raises:
-            UsageError: The server saved none.
+            UsageError: The checkpoint has no weights for sampling.
         """
         await asyncio.to_thread(export_adapter, self.state_dir, checkpoint.sampler_path or "", folder)
 
 
 def require_backend(backend: Backend) -> None:
-    """Look whether a backend is installed; nothing is started or imported.
+    """Check that a backend is installed, without starting or importing it.
 
     Raises:
-        MissingDependencyError: A part of it is not.
+        MissingDependencyError: A part of the backend is missing.
     """
     needed = ("tinker", "tinker_cookbook") + (("torch", "transformers") if backend is Backend.LOCAL else ())
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
@@ -70,7 +70,7 @@ def require_backend(backend: Backend) -> None:
 
 
 async def require_policy(run: TrainRun) -> None:
-    """Check that the run's policy can be made, where it is the built-in one; nothing is started or written.
+    """Check that the built-in policy can be made, if the run uses it. Nothing is started or written.
 
     Raises:
         TaskError: The task has no demonstrator, or a malformed one.
@@ -88,12 +88,12 @@ def _require_renderer(name: str) -> None:
 
 
 def service_of(backend: Backend, show: Show, bar: ShowBar = show_no_bar) -> OpenService:
-    """Return what opens the service of a run with this backend.
+    """Return the function that opens a run's service with this backend.
 
     Args:
         backend: The Tinker service, or a server on this machine.
-        show: Receives each line about the start of the server.
-        bar: Receives how far its preparation and its start are.
+        show: Takes each line about the server's start.
+        bar: Takes the progress of the server's preparation and start.
     """
     if backend is Backend.TINKER:
         return tinker_service
@@ -106,10 +106,10 @@ def service_of(backend: Backend, show: Show, bar: ShowBar = show_no_bar) -> Open
 
 @contextlib.asynccontextmanager
 async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar) -> AsyncGenerator[ModelService]:
-    """Yield a server of the run's model, built first where the run names none; a server that ends cancels the block.
+    """Yield a server for the run's model, or for the built-in policy if the run names none.
 
     Raises:
-        TrainingServerError: The server did not start, or ended while the block ran.
+        TrainingServerError: The server did not start, or ended by itself, which cancels the block.
     """
     model_dir = await _model_dir(run, show, bar)
     state_dir = run.log_path / "server"
@@ -130,7 +130,7 @@ async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar
 
 @contextlib.asynccontextmanager
 async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator["tinker.SamplingClient"]:
-    """Yield a client of the policy, with a server of our own where the model is a directory."""
+    """Yield a client of the policy; if the policy's model is on this machine, start a server for it."""
     async with contextlib.AsyncExitStack() as stack:
         base_url = policy.base_url
         if policy.is_served_here:
@@ -146,7 +146,7 @@ async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator
 
         service = tinker.ServiceClient(base_url=base_url)
         if policy.is_served_here and policy.checkpoint is not None:
-            # A server that was started anew holds no adapter: it is made of the training state, then sampled from.
+            # A new server has no adapter: load the training state, and save it for sampling.
             trainer = await service.create_training_client_from_state(policy.checkpoint)
             yield await trainer.save_weights_and_get_sampling_client()
         else:

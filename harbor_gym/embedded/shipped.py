@@ -1,7 +1,7 @@
-"""Policies that come with the package, so that a first run needs neither demonstrations nor a warm start.
+"""Policies that are shipped with the package, so that a first run needs neither demonstrations nor a warm start.
 
-A policy is shipped with bfloat16 weights (4 MB) and unpacked with float32 ones. It belongs to what it was shown: where
-the task or the prompts differ, a policy is made as for any other task. ``make policy`` makes the shipped ones anew.
+A policy is shipped with bfloat16 weights (4 MB) and unpacked to float32. It is valid only for the task and the prompts
+that it was trained on; otherwise a policy is made as for any other task. ``make policy`` rebuilds the shipped ones.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SEED = 0
 """Seed of every shipped policy."""
 
 POLICIES = Path(__file__).with_name("policies")
-"""One folder for each task that has a shipped policy."""
+"""The folder with one folder per task that has a shipped policy."""
 
 _KEY_NAME = "key.txt"
 _WEIGHTS = "model.safetensors"
 _SHOWN = ("environment", "demonstrations", "instruction.md", "task.toml")
-"""Parts of a task that decide what its demonstrations show."""
+"""The parts of a task that determine its demonstrations."""
 
 
 def policy_fingerprint(task_dir: Path, renderer_name: str) -> str:
-    """Return a digest of what a policy of this task is shown, and how."""
+    """Return a digest of the task's contents, the prompts and the renderer that a policy was trained on."""
     digest = hashlib.sha256(f"{POLICY_FORMAT}\0{prompts.PROMPT_FORMAT}\0{renderer_name}\0".encode())
     for path in sorted(path for name in _SHOWN for path in (task_dir / name, *(task_dir / name).rglob("*"))):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -40,7 +40,7 @@ def policy_fingerprint(task_dir: Path, renderer_name: str) -> str:
 
 
 def unpack_policy(task_dir: Path, renderer_name: str, out_dir: Path) -> Path | None:
-    """Write the policy that is shipped for a task below ``out_dir``; return its directory, None where there is none.
+    """Write a task's shipped policy below ``out_dir``, and return its directory; None if none is shipped.
 
     Raises:
         MissingDependencyError: torch or transformers is not installed.
@@ -57,10 +57,10 @@ def unpack_policy(task_dir: Path, renderer_name: str, out_dir: Path) -> Path | N
 
 
 def pack_policy(policy_dir: Path, task_dir: Path) -> Path:
-    """Make a warm-started policy the one that is shipped for a task, in place of an older one.
+    """Make a warm-started policy the shipped one of a task, and return its directory. An older one is replaced.
 
     Args:
-        policy_dir: What :func:`harbor_gym.embedded.warm_start.warm_start` returned for this task and :data:`SEED`.
+        policy_dir: The result of :func:`harbor_gym.embedded.warm_start.warm_start` for this task and :data:`SEED`.
         task_dir: The task; its folder's name becomes the policy's.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Evaluate a policy on a set of tasks: pass@k and mean reward with intervals. No framework is involved."""
+"""Evaluate a policy on a set of tasks, without any training framework: pass@k and mean reward with intervals."""
 
 from harbor_gym.evaluation.best import Evaluated, note_evaluation, read_best, read_evaluations
 from harbor_gym.evaluation.chat import ChatPlayer

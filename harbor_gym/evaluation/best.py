@@ -1,4 +1,4 @@
-"""The best checkpoint of a run by its evaluations: ``best.json`` in the run's folder."""
+"""The evaluations of a run and its best checkpoint: ``best.json`` in the run's folder."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from harbor_gym.errors import UsageError
 BEST_NAME = "best.json"
 BEST_FORMAT = 1
 CHECKPOINTS_NAME = "checkpoints.jsonl"
-"""The cookbook writes it. Source: tinker_cookbook.checkpoint_utils."""
+"""The cookbook's list of checkpoints. Source: tinker_cookbook.checkpoint_utils."""
 
 
 @dataclass(frozen=True)
@@ -23,24 +23,24 @@ class Evaluated:
     """Batches that the weights were trained on."""
 
     checkpoint: str
-    """Its name in ``checkpoints.jsonl``, ``tinker://…``, or ``base``: what ``eval.py --checkpoint`` takes."""
+    """The value for ``eval.py --checkpoint``: a name in ``checkpoints.jsonl``, ``tinker://…``, or ``base``."""
 
     reward: float
-    """Mean total reward of the episodes that were graded."""
+    """Mean total reward of the graded episodes."""
 
     turns: float | None
     """Mean turns of an episode."""
 
     episodes: int | None
-    """Episodes that were graded."""
+    """Number of graded episodes."""
 
 
 def read_checkpoints(run_dir: Path, *, mends: bool = False) -> list[dict[str, Any]]:
-    """Return the records of a run's checkpoints in the order of writing; none where it has saved none.
+    """Return the records of a run's checkpoints in the order of writing.
 
     Args:
         run_dir: The run's folder.
-        mends: Take a last record that a kill has cut out of the file, before the run goes on writing it.
+        mends: Whether to remove an incomplete last record, which a kill left, from the file.
 
     Raises:
         UsageError: A record can't be read.
@@ -57,19 +57,19 @@ def read_checkpoints(run_dir: Path, *, mends: bool = False) -> list[dict[str, An
 
 
 def is_finished(run_dir: Path) -> bool:
-    """Return whether a run has saved the checkpoint that it saves at its end.
+    """Return whether a run has saved its final checkpoint.
 
     Raises:
-        UsageError: A record of its checkpoints can't be read.
+        UsageError: A checkpoint's record can't be read.
     """
     return any(record.get("final") or record["name"] == "final" for record in read_checkpoints(run_dir))
 
 
 def note_evaluation(run_dir: Path, evaluated: Evaluated) -> Evaluated:
-    """Add an evaluation to ``best.json``, in place of an earlier one of the same batch.
+    """Add an evaluation to ``best.json``; it replaces an earlier one of the same batch.
 
     Returns:
-        The best so far: the highest reward, of equal ones the earliest.
+        The best so far: the highest reward, and among equal rewards the earliest batch.
     """
     known = [item for item in read_evaluations(run_dir) if item.batch != evaluated.batch]
     rows = sorted([*known, evaluated], key=lambda item: item.batch)
@@ -81,7 +81,7 @@ def note_evaluation(run_dir: Path, evaluated: Evaluated) -> Evaluated:
 
 
 def read_evaluations(run_dir: Path) -> list[Evaluated]:
-    """Return the evaluations of a run by batch; none where it had none."""
+    """Return the evaluations of a run, sorted by batch."""
     document = _document(run_dir)
     return [Evaluated(**row) for row in document["evaluations"]] if document is not None else []
 

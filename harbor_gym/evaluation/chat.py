@@ -14,7 +14,7 @@ from harbor_gym.types import Rollout
 
 @dataclass(frozen=True)
 class ChatPlayer:
-    """A model behind an OpenAI-style chat endpoint, in our own loop."""
+    """Plays episodes with a model behind an OpenAI-style chat endpoint."""
 
     endpoint: ChatEndpoint
     """The open endpoint."""
@@ -23,10 +23,10 @@ class ChatPlayer:
     """Fresh attempts at an episode that an infrastructure error ended."""
 
     transcripts_dir: Path | None = None
-    """Where to write transcripts and recordings, as a training run does; None writes none."""
+    """Folder for transcripts and recordings, with the layout of a training run; None writes none."""
 
     async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
-        """Play an episode once; return the infrastructure error too, if that ended it."""
+        """See :meth:`EpisodePlayer.attempt`."""
         timed = Timed(self.endpoint.__call__)
 
         async def play(config: TerminalEnvConfig, keep: KeepSnapshot | None) -> Rollout:

@@ -37,7 +37,7 @@ class EpisodeResult:
     """Its number among the task's episodes, from 1."""
 
     reward: float | None
-    """The verifier's reward; None after an infrastructure error, which is no result of the policy."""
+    """The verifier's reward; None after an infrastructure error."""
 
     end_reason: EndReason
     """Why it ended."""
@@ -46,33 +46,33 @@ class EpisodeResult:
     """Messages of the policy."""
 
     prompt_tokens: int
-    """Length of the last prompt that was answered."""
+    """Length of the last answered prompt, in tokens."""
 
     sampled_tokens: int
-    """Tokens that the policy sampled in all its turns."""
+    """Tokens that the policy sampled in all turns."""
 
     seconds: float
-    """From the sandbox's start to its end, on the wall clock."""
+    """Wall-clock seconds from the sandbox's start to its end."""
 
     sampling_sec: float
-    """Those of them in which it waited for the sampler."""
+    """Seconds of waiting for the sampler, included in ``seconds``."""
 
     error: str | None = None
-    """The infrastructure error, if that ended it."""
+    """The infrastructure error that ended the episode, if one did."""
 
     unread_calls: int = 0
-    """Messages of an agent that look like a tool call and hold none that can be read."""
+    """An agent's messages that look like a tool call but can't be read as one."""
 
     failed_attempts: int = 0
-    """Attempts before this one that an infrastructure error ended."""
+    """Earlier attempts, each ended by an infrastructure error."""
 
 
 @dataclass(frozen=True)
 class Player:
-    """The player of an evaluation's episodes, and its settings."""
+    """Plays episodes with a sampler of tokens."""
 
     codec: ChatCodec
-    """How the model family writes a chat."""
+    """Writes and reads chats in the model family's format."""
 
     sample: Sampler
     """The policy."""
@@ -81,16 +81,16 @@ class Player:
     """The sampler's limit for one message, in tokens."""
 
     max_context_tokens: int | None = None
-    """The model's context window in tokens; None is the one that the sampler's engine tells, if it does."""
+    """The model's context window in tokens; None takes the window that the sampler's engine reports, if it does."""
 
     retries: int = 1
     """Fresh attempts at an episode that an infrastructure error ended."""
 
     transcripts_dir: Path | None = None
-    """Where to write transcripts and recordings, as a training run does; None writes none."""
+    """Folder for transcripts and recordings, with the layout of a training run; None writes none."""
 
     async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
-        """Play an episode once; return the infrastructure error too, if that ended it."""
+        """See :meth:`EpisodePlayer.attempt`."""
         timed = _TimedSampler(self.sample)
 
         async def play(config: TerminalEnvConfig, keep: KeepSnapshot | None) -> Rollout:
@@ -107,7 +107,7 @@ class Player:
 
 
 class EpisodePlayer(Protocol):
-    """What plays the episodes of an evaluation: a :class:`Player`, or anything that does as it."""
+    """The interface of :class:`Player` and its alternatives, which play the episodes of an evaluation."""
 
     @property
     def retries(self) -> int:
@@ -115,20 +115,20 @@ class EpisodePlayer(Protocol):
         ...
 
     async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
-        """Play an episode once; return the infrastructure error too, if that ended it.
+        """Play an episode once; return its result, and the infrastructure error if one ended it.
 
         Args:
             config: The task, its sandbox and budgets.
             number: The episode's number among the task's, from 1.
 
         Raises:
-            HarborGymError: What no retry can repair.
+            HarborGymError: The task or the configuration is wrong, which no retry can repair.
         """
         ...
 
 
 type Play = Callable[[TerminalEnvConfig, KeepSnapshot | None], Awaitable[Rollout]]
-"""Plays an episode of a configuration, and has it kept before each answer of the policy, where it can be."""
+"""Plays an episode of a configuration, and passes snapshots to the second argument, if there is one."""
 
 
 async def play_recorded(
@@ -137,19 +137,19 @@ async def play_recorded(
     play: Play,
     transcripts_dir: Path | None,
 ) -> tuple[EpisodeResult, Rollout]:
-    """Play an episode once, and write its transcript with the terminal's recording beside it.
+    """Play an episode once, and write its transcript and the terminal's recording.
 
-    Until it is over, its snapshot stands beside them (``.snapshot``). An episode of an evaluation that was interrupted
-    goes on from there by replay; where that diverges, it begins anew. The row's seconds are those of this part.
+    Until the episode ends, its snapshot is kept in the same folder (``.snapshot``). After an interruption the episode
+    continues from there by replay; if the replay diverges, it begins anew. ``seconds`` counts the continued part only.
 
     Args:
         config: The task, its sandbox and budgets.
         number: The episode's number among the task's, from 1.
-        play: Plays it.
-        transcripts_dir: Where transcripts are kept; None keeps none.
+        play: Plays the episode.
+        transcripts_dir: Folder for transcripts; None writes none.
 
     Returns:
-        The episode as a row, without the time that sampling took; and as it was played.
+        The episode's result, with ``sampling_sec`` 0, and its rollout.
     """
     name = config.task_dir.resolve().name
     path: Path | None = None
@@ -171,7 +171,7 @@ async def play_recorded(
 
 
 async def _play_on(config: TerminalEnvConfig, play: Play, kept: Path, start: Snapshot | None) -> Rollout:
-    """Play an episode, from where it was kept if it can go on from there, and keep it."""
+    """Play an episode, if possible from the snapshot ``start``, and write its snapshots to ``kept``."""
 
     def keeping() -> KeepSnapshot:
         file = SnapshotFile(kept)
@@ -188,7 +188,7 @@ async def _play_on(config: TerminalEnvConfig, play: Play, kept: Path, start: Sna
             if not isinstance(rollout.error, ForkDivergedError):
                 return rollout
             _log_anew(kept, rollout.error)
-        except UsageError as exc:  # as where its task has changed
+        except UsageError as exc:  # for instance, the task has changed
             _log_anew(kept, exc)
     return await play(config, keeping())
 
@@ -214,20 +214,20 @@ async def evaluate(
     on_episode: Callable[[EpisodeResult], None] | None = None,
     played: Sequence[EpisodeResult] = (),
 ) -> list[EpisodeResult]:
-    """Play every task's episodes, task by task and then number by number.
+    """Play every task's episodes, and return their results by task and number.
 
     Args:
         tasks: Each task once, with its sandbox and budgets. All are read before the first sandbox starts.
-        player: The policy.
-        episodes: Episodes of each task.
-        concurrency: Episodes at the same time, over all tasks.
-        on_episode: Called with each episode as it ends.
-        played: Episodes of an earlier call, which are not played again.
+        player: Plays the episodes.
+        episodes: Episodes per task.
+        concurrency: Concurrent episodes, over all tasks.
+        on_episode: Called with each result as its episode ends.
+        played: Results of an earlier call; these episodes are not played again.
 
     Raises:
         TaskError: A task is wrong.
-        UsageError: A count is below 1, or two tasks have the same name.
-        HarborGymError: What no retry can repair; the other episodes are then cancelled and closed.
+        UsageError: A count is below 1, two tasks have the same name, or there are no tasks.
+        HarborGymError: An error that no retry can repair; the other episodes are cancelled and closed first.
     """
     for name, value in (("episodes", episodes), ("concurrency", concurrency)):
         if value < 1:
@@ -256,7 +256,7 @@ async def evaluate(
 
 
 async def _play(config: TerminalEnvConfig, player: EpisodePlayer, number: int) -> EpisodeResult:
-    """Play one episode, again in a fresh sandbox if an infrastructure error ends it."""
+    """Play one episode; after an infrastructure error, retry it in a fresh sandbox."""
     budget = RetryBudget(player.retries, warns=False)
     for attempt in itertools.count():
         result, error = await player.attempt(config, number)
@@ -266,7 +266,7 @@ async def _play(config: TerminalEnvConfig, player: EpisodePlayer, number: int) -
 
 
 def result_of(name: str, number: int, rollout: Rollout, seconds: float) -> EpisodeResult:
-    """Return a rollout as an episode of an evaluation."""
+    """Return the result of a rollout, with ``sampling_sec`` 0."""
     turns, error = rollout.turns, rollout.error
     return EpisodeResult(
         task=name,
@@ -283,14 +283,14 @@ def result_of(name: str, number: int, rollout: Rollout, seconds: float) -> Episo
 
 
 class Timed[**P, T]:
-    """A policy that knows how long its caller waited for it."""
+    """Wraps a policy and adds up the seconds that its callers waited."""
 
     def __init__(self, ask: Callable[P, Awaitable[T]]) -> None:
         self._ask = ask
         self.seconds = 0.0
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Ask the policy."""
+        """Call the policy."""
         started = time.monotonic()
         try:
             return await self._ask(*args, **kwargs)

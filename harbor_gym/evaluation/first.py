@@ -1,4 +1,4 @@
-"""The first episode against an untried endpoint, which finds out whether the endpoint answers."""
+"""Play an evaluation's first episode alone, to find out whether an endpoint answers."""
 
 import asyncio
 import contextlib
@@ -11,23 +11,23 @@ from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult
 from harbor_gym.samplers.engine_client import EngineClient
 
 SLOW_SEC = 10.0
-"""A request that waits longer is reported, and again each time it has waited twice as long."""
+"""A request that waits this long is reported, and again each time its wait has doubled."""
 
 _LOOK_SEC = 0.5
 
 
 @dataclass
 class FirstAlone:
-    """Play one episode alone until the endpoint has answered it once, is slow, or the episode is over.
+    """Hold the other episodes back until the endpoint has answered the first one, is slow, or the first one is over.
 
     A refused key or an unknown model then ends the evaluation before it has started a second sandbox.
     """
 
     player: EpisodePlayer
-    """What plays."""
+    """Plays the episodes."""
 
     endpoint: EngineClient
-    """What it asks."""
+    """The endpoint that the player calls."""
 
     _is_begun: bool = False
     _others_may_begin: asyncio.Event = field(default_factory=asyncio.Event)
@@ -38,7 +38,7 @@ class FirstAlone:
         return self.player.retries
 
     async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
-        """Play an episode once, as :class:`EpisodePlayer` does."""
+        """See :meth:`EpisodePlayer.attempt`."""
         if self._is_begun:
             await self._others_may_begin.wait()
             return await self.player.attempt(config, number)
@@ -49,10 +49,10 @@ class FirstAlone:
 
     @contextlib.asynccontextmanager
     async def watching(self, show: Callable[[str], object]) -> AsyncGenerator[None]:
-        """Let the other episodes begin during the block, and show a line about each slow answer.
+        """Release the other episodes when the endpoint answers or is slow, and report slow answers.
 
         Args:
-            show: Called with the line.
+            show: Called with one line per slow answer.
         """
         watch = asyncio.create_task(self._watch(show))
         try:

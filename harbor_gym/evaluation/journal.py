@@ -1,4 +1,4 @@
-"""The episodes of an evaluation on disk, one JSON line each, so that an interrupted one can be continued."""
+"""The results of an evaluation on disk, one JSON line per episode, so that an interrupted evaluation can continue."""
 
 import dataclasses
 import json
@@ -20,8 +20,8 @@ class Journal:
     """The finished episodes of one evaluation.
 
     Args:
-        folder: Where it is kept; made if missing.
-        settings: What is evaluated, as JSON takes it, without secrets. Episodes of other settings are never mixed in.
+        folder: The evaluation's folder; made if missing.
+        settings: The evaluation's settings for JSON, without secrets. They must equal those in the journal.
 
     Raises:
         UsageError: The folder holds episodes of other settings, or a journal that can't be read.
@@ -45,11 +45,11 @@ class Journal:
 
     @property
     def graded(self) -> list[EpisodeResult]:
-        """Episodes that need not be played again: those with a reward."""
+        """Episodes with a reward, which need not be played again."""
         return [result for result in self._results if result.reward is not None]
 
     def add(self, result: EpisodeResult) -> None:
-        """Write down an episode that has ended."""
+        """Append an episode that has ended."""
         self._results.append(result)
         self._append(dataclasses.asdict(result))
 

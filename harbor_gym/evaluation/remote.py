@@ -12,15 +12,15 @@ from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, result_
 from harbor_gym.types import Rollout
 
 type OpenPlayer = Callable[[], AbstractAsyncContextManager[EpisodePlayer]]
-"""Opens a player in the worker. It pickles: a function of a module, or a partial of one."""
+"""Opens a player in the worker. It must pickle: a function of a module, or a partial of one."""
 
 
 @dataclass(frozen=True)
 class RemotePlayer:
-    """Each attempt is one call of an executor (:func:`harbor_gym.cluster.open_executor`)."""
+    """Plays each attempt as one call of an executor, such as :func:`harbor_gym.cluster.open_executor`'s."""
 
     executor: Executor
-    """What plays the calls; as many at once as it has workers."""
+    """Plays as many attempts at once as it has workers."""
 
     open_player: OpenPlayer
 
@@ -28,7 +28,7 @@ class RemotePlayer:
     """Fresh attempts at an episode that an infrastructure error ended."""
 
     async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
-        """Play an episode once; return the infrastructure error too, if that ended it or its workers."""
+        """See :meth:`EpisodePlayer.attempt`. A lost worker is an infrastructure error as well."""
         future = self.executor.submit(_attempt, self.open_player, config, number)
         try:
             return await asyncio.wrap_future(future)

@@ -1,4 +1,4 @@
-"""The result of an evaluation: one object for JSON, one table for people."""
+"""The report of an evaluation: an object for JSON, and a table for people."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,25 +17,25 @@ _NO_SETTINGS: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class TaskReport:
-    """One task, or all of them. Infrastructure errors are counted and are in no mean and no denominator."""
+    """The results of one task, or of all. Infrastructure errors are counted, but are in no mean and no denominator."""
 
     name: str
-    """The task's name."""
+    """The task's name, or ``all``."""
 
     episodes: int
-    """Episodes that were graded."""
+    """Graded episodes."""
 
     solved: int
-    """Those whose reward reached the threshold."""
+    """Graded episodes whose reward reached the threshold."""
 
     infrastructure_errors: int
     """Episodes without a grade, after their retries."""
 
     pass_at: dict[int, Estimate | None]
-    """k → pass@k; None where too few episodes were graded."""
+    """k → pass@k; None if too few episodes were graded."""
 
     reward: Estimate | None
-    """Mean reward; None where nothing was graded."""
+    """Mean reward; None if no episode was graded."""
 
     turns: float | None
     """Mean turns of a graded episode."""
@@ -50,33 +50,29 @@ class TaskReport:
     """Mean seconds of a graded episode."""
 
     sampling_sec: float | None
-    """Mean seconds of a graded episode in which it waited for the sampler."""
+    """Mean seconds of waiting for the sampler in a graded episode."""
 
     outcomes: dict[str, int]
-    """Why episodes ended → how many; infrastructure errors among them."""
+    """End reason → number of episodes, including infrastructure errors."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """An evaluation."""
+    """The results of an evaluation."""
 
     threshold: float
-    """The reward at which a task counts as solved."""
+    """The reward at which an episode counts as solved."""
 
     overall: TaskReport
-    """All tasks: means over tasks, so that each counts the same; sums of counts."""
+    """All tasks: means of the tasks' means, so that each task has the same weight; sums of counts."""
 
     tasks: tuple[TaskReport, ...]
-    """Each task."""
-
     episodes: tuple[EpisodeResult, ...]
-    """Each episode."""
-
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What was evaluated and how, as JSON takes it: ``model``, ``weights``, ``temperature``, ``env`` and others."""
+    """The evaluation's settings for JSON: ``model``, ``weights``, ``temperature``, ``env`` and others."""
 
     def as_object(self) -> dict[str, Any]:
-        """Return what JSON takes."""
+        """Return the report as a JSON object."""
         return {"format": REPORT_FORMAT, "confidence": CONFIDENCE, **asdict(self)}
 
 
@@ -90,10 +86,10 @@ def summarize(
     """Make the report of an evaluation's episodes.
 
     Args:
-        results: As :func:`harbor_gym.evaluation.evaluate` returned them.
-        threshold: The reward at which a task counts as solved.
-        ks: Numbers of attempts to estimate pass@k for.
-        settings: What was evaluated and how, as JSON takes it, without secrets.
+        results: The results of :func:`harbor_gym.evaluation.evaluate`.
+        threshold: The reward at which an episode counts as solved.
+        ks: The values of k for which to estimate pass@k.
+        settings: The evaluation's settings for JSON, without secrets.
     """
     by_task: dict[str, list[EpisodeResult]] = {}
     for result in results:
@@ -132,7 +128,7 @@ def _summarize(name: str, groups: Sequence[Sequence[EpisodeResult]], threshold: 
 
 
 def format_report(report: Report) -> str:
-    """Return a Markdown table with a row per task, and one of all where there are several."""
+    """Return a Markdown table with a row per task, and a row for all if there are several."""
     shown = [*report.tasks, *([report.overall] if len(report.tasks) > 1 else [])]
     ks = list(report.overall.pass_at)
     head = ["task", "solved", *(f"pass@{k}" for k in ks), "reward", "turns", "tokens", "seconds", "infra", "ended"]
@@ -167,7 +163,7 @@ def describe_episode(result: EpisodeResult) -> str:
 
 
 def describe_losses(report: Report) -> str | None:
-    """Return in one line why an evaluation has no result; None where an episode was graded."""
+    """Return in one line why an evaluation has no result; None if an episode was graded."""
     if report.overall.episodes:
         return None
     errors = Counter(_one_line(result.error or result.end_reason) for result in report.episodes)
@@ -181,12 +177,12 @@ def _one_line(text: str) -> str:
 
 
 class Progress:
-    """The progress of an evaluation, and its results so far.
+    """Counts the results of an evaluation for its progress lines.
 
     Args:
         total: Episodes of the whole evaluation.
-        threshold: The reward at which a task counts as solved.
-        played: Episodes that were played before.
+        threshold: The reward at which an episode counts as solved.
+        played: Results of an interrupted evaluation that continues.
     """
 
     def __init__(self, total: int, threshold: float, played: Sequence[EpisodeResult] = ()) -> None:

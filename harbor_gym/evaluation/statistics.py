@@ -1,4 +1,4 @@
-"""Estimates and their intervals."""
+"""Estimates of pass@k and mean reward, with confidence intervals."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from harbor_gym.errors import UsageError
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000
-"""Bootstrap samples; their quantiles then wobble by about 0.003 of the spread."""
+"""Bootstrap samples; their quantiles vary by about 0.003 of the spread."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ def pass_at_k(episodes: int, solved: int, k: int) -> float:
     """Return the unbiased estimate of the probability that at least one of ``k`` episodes solves the task.
 
     Args:
-        episodes: Episodes that were played.
-        solved: Those that solved it.
+        episodes: Number of graded episodes.
+        solved: Number of episodes that solved the task.
         k: At most ``episodes``.
 
     Raises:
@@ -46,7 +46,7 @@ def pass_at_k(episodes: int, solved: int, k: int) -> float:
 
 
 def wilson(successes: int, trials: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return Wilson's score interval of a share, which is sound for few trials and at 0 and 1 too.
+    """Return the Wilson score interval of a proportion, which is sound also for few trials and at 0 and 1.
 
     Raises:
         UsageError: There are no trials.
@@ -65,9 +65,9 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, confidence: float = CON
     """Return a percentile bootstrap interval of the mean, the same for the same values and seed.
 
     Args:
-        values: One for each independent unit: a task's own mean, or an episode's reward.
-        seed: Decides the resampling.
-        confidence: Share of the interval.
+        values: One per independent unit: a task's mean, or an episode's reward.
+        seed: Seed of the resampling.
+        confidence: Coverage of the interval.
 
     Raises:
         UsageError: There are no values.
@@ -81,14 +81,14 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, confidence: float = CON
 
 
 def pass_estimate(counts: Sequence[tuple[int, int]], k: int) -> Estimate | None:
-    """Return pass@k over tasks: their mean, with the tasks resampled; of one task by Wilson's interval.
+    """Return the mean pass@k over tasks, with a bootstrap interval over tasks, or Wilson's for a single task.
 
     Args:
-        counts: Episodes and solved ones of each task. Tasks with fewer than ``k`` episodes don't count.
-        k: Attempts.
+        counts: Episodes and solved episodes of each task. Tasks with fewer than ``k`` episodes don't count.
+        k: The k of pass@k.
 
     Returns:
-        None where no task has ``k`` episodes.
+        None if no task has ``k`` episodes.
     """
     usable = [(episodes, solved) for episodes, solved in counts if episodes >= k]
     if not usable:
@@ -98,25 +98,26 @@ def pass_estimate(counts: Sequence[tuple[int, int]], k: int) -> Estimate | None:
     if len(usable) > 1:
         return Estimate(value, *bootstrap(values))
     episodes, solved = usable[0]
-    # pass@k rises with pass@1, so the interval's ends may be taken through 1 - (1 - p)^k.
+    # 1 - (1 - p)^k is monotone in p, so it maps the interval's ends.
     low, high = (1 - (1 - share) ** k for share in wilson(solved, episodes))
     return Estimate(value, min(low, value), max(high, value))
 
 
 def mean_estimate(rewards: Sequence[Sequence[float]]) -> Estimate | None:
-    """Return the mean over tasks of their mean reward, with the tasks resampled; of one task with its episodes
-    resampled, or by Wilson's interval where they are all 0 or 1.
+    """Return the mean over tasks of their mean reward, with a bootstrap interval over tasks.
+
+    For a single task the interval is over its episodes; if all rewards are 0 or 1, it is Wilson's.
 
     Args:
-        rewards: The rewards of each task's episodes. Tasks without one don't count.
+        rewards: The rewards of each task's episodes. Tasks without rewards don't count.
 
     Returns:
-        None where there is no reward at all.
+        None if there is no reward at all.
     """
     usable = [item for item in rewards if item]
     if not usable:
         return None
     units = [fmean(item) for item in usable] if len(usable) > 1 else usable[0]
-    if len(usable) == 1 and set(units) <= {0.0, 1.0}:  # resampling n equal episodes would claim to be certain
+    if len(usable) == 1 and set(units) <= {0.0, 1.0}:  # a bootstrap of equal rewards would have an interval of width 0
         return Estimate(fmean(units), *wilson(round(sum(units)), len(units)))
     return Estimate(fmean(units), *bootstrap(units))

@@ -1,7 +1,7 @@
 """Point Harbor's agents at a session, one typed entry an agent.
 
-What was seen of each agent's wire, prefixes and traps stands in the entries; agents that are not listed need only their
-base URL and a model name, however they take them.
+The entries record each agent's wire, model prefix and pitfalls. An agent that is not listed needs only the base URL and
+a model name.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
 
 UNUSED_KEY = "session-key-is-in-the-url"
-"""What agents that insist on an API key get: the URL holds the real one."""
+"""A placeholder for agents that require an API key: the URL holds the real key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class AgentConnection:
     """One agent's connection to a session: its wire, address, variables and model name."""
 
     wire: Literal["chat_completions", "responses", "messages"]
-    """Which wire it speaks."""
+    """The wire format of its requests."""
 
     runs_in_sandbox: bool
     """Whether it runs in the sandbox, so that it needs a tunnel and its program in the image."""
 
     provider: str
-    """What precedes the model's name, as Harbor and litellm write it."""
+    """Prefix of the model's name, as Harbor and litellm write it."""
 
     url_suffix: Literal["", "/v1"] = "/v1"
-    """What its base URL has behind the session's address."""
+    """Suffix of its base URL after the session's address."""
 
     url_env: tuple[str, ...] = ()
     """Environment variables that take the base URL."""
@@ -45,7 +45,7 @@ class AgentConnection:
     """Further environment variables."""
 
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The agent's own options in Harbor."""
+    """Options of the agent in Harbor."""
 
     program: str = ""
     """Program that the image must hold, for an agent that runs in the sandbox: none of Harbor's installers works
@@ -117,7 +117,7 @@ def relayed_agent_config(
     """Return an agent's configuration for Harbor's server, which gives each rollout its address and its key.
 
     Args:
-        agent: Any agent. What is known of one of :data:`AGENTS` is added, and what it has of its own takes precedence.
+        agent: Any agent. One of :data:`AGENTS` gets its entry's options and variables; those set here take precedence.
         model: The policy's model name in the gateway, without a provider.
         max_context_tokens: The model's context window, in tokens, for agents that plan with it.
         max_answer_tokens: Longest answer, in tokens, for agents that plan with it.
@@ -147,7 +147,7 @@ def agent_config(
     kwargs: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> "AgentConfig":
-    """Return Harbor's configuration of an agent that speaks to a session.
+    """Return Harbor's configuration of an agent that calls a session.
 
     Harbor writes it into the trial's folder, the URL with the session's key included: close the session after the
     trial. litellm, which some agents import in this process, is kept from requesting prices from the internet.

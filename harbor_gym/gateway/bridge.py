@@ -1,7 +1,7 @@
 """The bridge rule: a request that extends an answered one is never rendered again.
 
-Its prompt is the last prompt, the sampled tokens and what the codec appends for the new messages. All answered calls of
-a session can be extended, not only the last one: sub-agents and repeated requests find the call that they go on from.
+Its prompt is the earlier prompt, the sampled tokens and the tokens that the codec appends for the new messages. All
+answered calls of a session can be extended, not only the last one, so that sub-agents and repeated requests work.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from harbor_gym.gateway.chat import (
 from harbor_gym.gateway.records import BreakReason, CallRecord
 
 _MESSAGE_CHARACTERS = 512
-"""What a message costs beside its text: its digests, in each of the tables here."""
+"""Memory that a stored message takes beyond its text, for its digests, counted in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +27,34 @@ class Match:
     """The source of a request's prompt."""
 
     parent: CallRecord | None
-    """The call that it extends; None if the prompt has to be rendered."""
+    """The call that the request extends; None if the prompt must be rendered."""
 
     messages: tuple[Message, ...]
-    """Messages that follow the parent's answer; the whole conversation where there is no parent."""
+    """Messages that follow the parent's answer; the whole conversation without a parent."""
 
     history: tuple[Message, ...]
     """The whole conversation, its ids canonical and without reasoning."""
 
     break_reason: BreakReason | None
-    """Why it extends nothing, where the session already had a conversation of the same head."""
+    """Why no call is extended although the session had a conversation of the same head; None in other cases."""
 
     digests: tuple[bytes, ...]
     """Digest of every prefix of the request's messages."""
 
     head: bytes
-    """Digest of the leading system messages and the tools; the parent's where only the tools were changed."""
+    """Digest of the leading system messages and the tools; the earlier call's if only the tools changed."""
 
     tools: bytes
     """Digest of the tools."""
 
     @property
     def kept_messages(self) -> tuple[Message, ...]:
-        """:attr:`messages` as they are kept: the same objects as in an earlier conversation."""
+        """:attr:`messages` as stored: without reasoning, as the same objects as in earlier conversations."""
         return self.history[len(self.history) - len(self.messages) :]
 
 
 class Bridge:
-    """Answered calls of one session by the conversation that led to them."""
+    """The answered calls of one session, indexed by their conversations."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[bytes, bytes, bool], CallRecord] = {}
@@ -65,10 +65,10 @@ class Bridge:
         self._steps: dict[tuple[bytes, Message], tuple[bytes, Message]] = {}
         """Digest of a prefix with its last message, by the digest before and that message: computed and kept once."""
         self.kept_characters = 0
-        """Text in memory; what conversations have in common counts once."""
+        """Characters of text in memory; shared prefixes count once."""
 
     def match(self, request: ChatRequest, *, is_policy_model: bool) -> Match:
-        """Return how the request's prompt is made: from the longest conversation that it extends, if there is one."""
+        """Find the longest answered conversation that the request extends, if there is one."""
         messages = with_canonical_ids(request.messages)
         history, digests = self._steps_of(messages)
         tools = tools_digest(request.tools)
@@ -94,7 +94,7 @@ class Bridge:
         return Match(None, messages, history, reason, digests, head, tools)
 
     def _steps_of(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[bytes, ...]]:
-        """Return the messages as they are kept, and a digest for every prefix; the first is for no message at all.
+        """Return the messages as stored, and a digest of every prefix, the empty one first.
 
         Equal digests mean equal normal forms. The ids must be canonical.
         """
@@ -113,7 +113,7 @@ class Bridge:
         reply = Message("assistant", answer.content, answer.tool_calls)
         history = extend_digest(match.digests[-1], _with_position(reply, position))
         own = call.is_policy_model
-        # Only of answered requests, which budgets bound: others must not fill memory.
+        # Only answered requests are stored: budgets bound them, and others must not fill memory.
         for before, message, after in zip(match.digests, match.history, match.digests[1:], strict=False):
             if (before, message) not in self._steps:
                 self._steps[before, message] = after, message

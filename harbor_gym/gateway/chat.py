@@ -59,7 +59,7 @@ class ChatRequest:
     """Whether the client reads server-sent events."""
 
     max_calls: int | None = None
-    """Most calls that the client takes in the answer; without any, their text is content. None is no limit."""
+    """Most tool calls that the client accepts in the answer; with 0 their text is content. None is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ def parse_answer(
     Args:
         text: The answer without its thinking.
         reasoning: Its thinking.
-        tools: Those that were declared.
-        form: How the model writes calls; None reads any form.
+        tools: The declared tools.
+        form: The form in which the model writes calls; None reads any form.
     """
     if not tools:
         return ParsedAnswer(text, reasoning)
@@ -164,7 +164,7 @@ def extend_digest(digest: bytes, message: Message) -> bytes:
 
 
 def tools_digest(tools: Sequence[ToolDefinition]) -> bytes:
-    """Return a digest of a set of tools, whatever their order."""
+    """Return a digest of a set of tools, independent of their order."""
     normal = sorted(
         json.dumps([tool.name, tool.description, tool.parameters, tool.is_freeform], sort_keys=True) for tool in tools
     )

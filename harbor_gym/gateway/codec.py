@@ -1,4 +1,4 @@
-"""Write a conversation with tools as tokens, for codecs that render tools themselves and for the others."""
+"""Write conversations with tools as tokens, with codecs that render tools themselves and with those that don't."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -11,10 +11,10 @@ from harbor_gym.types import ChatCodec, ChatMessage
 
 @runtime_checkable
 class ConversationCodec(Protocol):
-    """One model family's writing of a conversation with tools as tokens.
+    """Write and read conversations with tools as tokens, for one model family.
 
-    A codec that renders tools with the model's own chat template implements this beside :class:`ChatCodec`; the gateway
-    prefers it. Every method is called in a worker thread and must be safe for concurrent calls.
+    A codec that renders tools with the model's own chat template implements this in addition to :class:`ChatCodec`; the
+    gateway prefers it. Every method is called in a worker thread and must be safe for concurrent calls.
     """
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
@@ -24,35 +24,36 @@ class ConversationCodec(Protocol):
     def render_next(
         self, sampled: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> list[int]:
-        """Return the tokens that follow ``sampled``: what is missing of its end, ``messages`` (no assistant messages),
-        and the opening of the next answer.
+        """Return the tokens that follow ``sampled``, up to the opening of the next answer.
+
+        They are the missing part of the answer's end, ``messages`` (no assistant messages), and that opening.
         """
         ...
 
     def parse(self, sampled: Sequence[int], tools: Sequence[ToolDefinition]) -> ParsedAnswer:
-        """Return what ``sampled`` holds. Without tools no tool call is looked for."""
+        """Return text, reasoning and tool calls of an answer. Without tools no tool call is looked for."""
         ...
 
 
 @runtime_checkable
 class ReasoningCodec(Protocol):
-    """A :class:`ChatCodec` that returns the reasoning which its ``text`` leaves out."""
+    """A :class:`ChatCodec` that returns the reasoning that its ``text`` leaves out."""
 
     def reasoning(self, sampled: Sequence[int]) -> str:
-        """Return the reasoning text of an answer; empty where it has none."""
+        """Return the reasoning text of an answer; empty if it has none."""
         ...
 
 
 class TextConversationCodec:
     """Render tools, tool calls and tool results as text, so that any :class:`ChatCodec` can carry them.
 
-    Tools are declared in the system message and called as ``<tool_call>{"name", "arguments"}</tool_call>``; a call in
-    another of :data:`harbor_gym.formats.call_forms.CALL_FORMS`, which its family was trained on, is read, too. Messages
-    between two answers become one user message, with tool results in ``<tool_response>`` marks.
+    Tools are declared in the system message and called as ``<tool_call>{"name", "arguments"}</tool_call>``. Calls in
+    the other forms of :data:`harbor_gym.formats.call_forms.CALL_FORMS`, on which model families are trained, are read
+    as well. Messages between two answers become one user message, with tool results in ``<tool_response>`` marks.
 
     Args:
-        codec: Any chat codec. If it is a :class:`ReasoningCodec`, reasoning text is reported; otherwise only a
-            ``<think>`` block that its text still contains.
+        codec: Any chat codec. Reasoning comes from a :class:`ReasoningCodec`, else from a ``<think>`` block that the
+            text still contains.
     """
 
     def __init__(self, codec: ChatCodec) -> None:
@@ -77,7 +78,7 @@ class TextConversationCodec:
 
 
 def as_conversation_codec(codec: ChatCodec | ConversationCodec) -> ConversationCodec:
-    """Return a codec for conversations with tools: ``codec`` itself where it is one."""
+    """Return ``codec`` itself if it writes conversations with tools, else a :class:`TextConversationCodec` of it."""
     return codec if isinstance(codec, ConversationCodec) else TextConversationCodec(codec)
 
 

@@ -15,10 +15,10 @@ class GatewayConfig(BaseModel):
     """Port to listen on; 0 takes a free one."""
 
     public_url: str | None = None
-    """Where sandboxes on other machines reach it, without a trailing slash; None is its own address."""
+    """The gateway's URL for sandboxes on other machines, without a trailing slash; None is its own address."""
 
     max_body_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
-    """Largest request body, in bytes; a larger one is refused with status 413. Reading one holds up the event loop."""
+    """Largest request body, in bytes; a larger one is refused with status 413. Parsing a body blocks the event loop."""
 
     body_timeout_sec: float = Field(default=30.0, gt=0)
     """Longest wait for a request's whole body, in seconds; status 408 after that."""

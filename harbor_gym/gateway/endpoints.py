@@ -1,4 +1,4 @@
-"""The HTTP side: paths, keys, limits on clients, and errors in the shape of the path's wire."""
+"""The HTTP side: paths, keys, limits on clients, and errors in the format of the path's wire."""
 
 import asyncio
 import hashlib
@@ -21,7 +21,7 @@ _MAX_SESSION_NAME = 256
 _CLIENT_GONE = 499
 
 _UNANSWERED = (ErrorKind.TIMEOUT, ErrorKind.TOO_MANY_REQUESTS)
-"""Refusals that tell nothing of the request: neither the policy nor a budget caused them."""
+"""Refusals that neither the policy nor a budget caused."""
 
 type _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 type _Server = Callable[[web.Request, Wire], Awaitable[web.StreamResponse]]
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def key_digest(key: str) -> bytes:
-    """Return what a key is looked up by: comparing digests takes no time that depends on the key."""
+    """Return the digest by which a key is looked up, so that the time of a comparison reveals nothing of the key."""
     return hashlib.sha256(key.encode(errors="replace")).digest()
 
 
@@ -87,7 +87,7 @@ class Endpoints:
                 session.mark_undelivered(call)
             raise
         except SamplerError:
-            raise  # the session has it
+            raise  # the session has recorded it
         except (Exception, asyncio.CancelledError):
             session.mark_undelivered(call)
             raise
@@ -112,10 +112,10 @@ class Endpoints:
         raise RequestError(ErrorKind.NO_WEBSOCKET, "websockets are not served here: POST the request")
 
     def _session(self, request: web.Request) -> Session:
-        """Return the session whose key the request shows.
+        """Return the session whose key the request carries.
 
         Raises:
-            RequestError: It shows none, or a wrong one.
+            RequestError: The key or the group's header is missing or wrong, or the group is full.
         """
         owner = self._find(key_digest(_key(request)))
         if owner is None:
@@ -131,7 +131,7 @@ class Endpoints:
         """Return the request's JSON object.
 
         Raises:
-            RequestError: It is too large, too slow, or none.
+            RequestError: The body is too large, too slow, or not a JSON object.
         """
         try:
             async with asyncio.timeout(self._config.body_timeout_sec):
@@ -157,13 +157,13 @@ class Endpoints:
     async def _send(
         self, request: web.Request, content_type: str, parts: Iterable[bytes], *, length: int | None = None
     ) -> web.StreamResponse:
-        """Send an answer here rather than by returning it, so that a client that is gone is noticed.
+        """Send an answer here instead of returning it, so that a disconnected client is noticed.
 
         Args:
-            request: The request that is answered.
+            request: The request.
             content_type: The answer's media type.
             parts: The answer's bytes.
-            length: How many they are together. None sends them in chunks.
+            length: Their total number; None sends them in chunks.
         """
         response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
         response.content_length = length
@@ -178,7 +178,7 @@ class Endpoints:
 
 
 def _guarded(wire: Wire, serve: _Server) -> _Handler:
-    """Return a handler whose errors have the wire's shape."""
+    """Return a handler that reports errors in the wire's format."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -186,11 +186,11 @@ def _guarded(wire: Wire, serve: _Server) -> _Handler:
         except RequestError as exc:
             error = exc
         except SamplerError:
-            # The engine's words may contain hosts and paths: they stay in the session's record.
+            # The engine's message may contain hosts and paths: it stays in the session's record.
             error = RequestError(ErrorKind.SAMPLER_FAILED, "the policy could not be sampled")
         except (ConnectionError, TimeoutError):
             return _dropped(request)
-        except Exception:  # The boundary to the client: a defect of ours or of a codec gets an answer too.
+        except Exception:  # The boundary to the client: a bug here or in a codec gets an answer too.
             logger.exception("a request could not be answered")
             error = RequestError(ErrorKind.INTERNAL, "the request could not be answered")
         status, body = wire.error(error)
@@ -200,14 +200,14 @@ def _guarded(wire: Wire, serve: _Server) -> _Handler:
 
 
 def _dropped(request: web.Request) -> web.StreamResponse:
-    """Close the connection of a client that is gone or does not read; the response is for the server's own books."""
+    """Close the connection of a client that is gone or does not read; aiohttp still requires a response."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=_CLIENT_GONE)
 
 
 def _key(request: web.Request) -> str:
-    """Return the key that a request shows: in its path, or else in a header."""
+    """Return the key that a request carries in its path, or else in a header."""
     if key := request.match_info.get("key"):
         return key
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")

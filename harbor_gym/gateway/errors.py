@@ -1,6 +1,6 @@
 """The errors that answer a request.
 
-RequestError                 the base: a kind, which every wire maps to its own status and words
+RequestError                 the base: a kind, which every wire maps to its own status and message
 ├── InvalidRequestError          the body can't be read, or needs something that is not supported
 ├── SessionEndedError            the session's episode is over: a budget ran out, or its owner closed it
 ├── LastAnswersError             the calls under way may be the episode's last ones
@@ -13,7 +13,7 @@ from harbor_gym.types import EndReason
 
 
 class ErrorKind(Enum):
-    """The kind of an error, independent of the wire. The value is the HTTP status where a wire has no other."""
+    """The kind of an error, independent of the wire. A value below 1000 is the default HTTP status."""
 
     INVALID_REQUEST = 400
     UNAUTHORIZED = 401

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 _MIN_WINDOWS, _UNKNOWN_TURNS, _UNKNOWN_WINDOW = 16, 64, 262_144
-"""For the derived limit of prompts: an agent whose history differs in each request fills a window with each turn."""
+"""For the derived limit of prompts: an agent that rewrites its history in each request fills a window in each turn."""
 
 _MIN_PROMPT_TOKENS = 1_048_576
 """4 MiB of memory."""
@@ -26,15 +26,16 @@ class SessionLimits(BaseModel):
     None is no limit."""
 
     max_prompt_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of all prompts together as they are kept: what prompts have in common counts once, and text that no token
-    stands for a token for four characters. The request after that ends the episode as ``max_tokens``. None derives it,
+    """Tokens of all prompts together, as stored: shared prefixes count once. If the stored text takes more, at four
+    characters a token, that counts. The request after the limit ends the episode as ``max_tokens``. None derives it,
     see :attr:`prompt_token_limit`."""
 
     time_limit_sec: float | None = Field(default=None, gt=0)
-    """Seconds from the first request, whether the agent samples or works. None is no limit."""
+    """Seconds from the first request, including the agent's own work. None is no limit."""
 
     max_context_tokens: int | None = Field(default=None, gt=0)
-    """The model's context window, in tokens. None: the one that the sampler's engine tells, or else what it refuses."""
+    """The model's context window, in tokens. None takes the window that the sampler's engine reports; if it reports
+    none, only the engine's refusals limit a prompt."""
 
     max_answer_tokens: int = Field(default=0, ge=0)
     """The sampler's limit for one answer, in tokens; reserved when the context window is checked."""

@@ -1,4 +1,4 @@
-"""Prompts of one session as tokens, with each block of tokens that prompts have in common kept once."""
+"""The prompts of one session as tokens; blocks of tokens that prompts share are stored once."""
 
 from array import array
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ _TOKEN_TYPE = "i"
 """Four bytes a token, where a list of integers takes 36."""
 
 _BLOCK_BYTES = 4 * 256
-"""Prompts share whole blocks from their beginning: one that differs at its end costs less than a block more."""
+"""Prompts share whole blocks from their beginning; an extended prompt stores at most one partial block twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class PromptStore:
 
     def __init__(self) -> None:
         self.kept_tokens = 0
-        """Tokens in memory; what prompts have in common counts once."""
+        """Tokens in memory; shared blocks count once."""
         self._blocks: dict[bytes, bytes] = {}
 
     def keep(self, tokens: Sequence[int]) -> KeptTokens:
-        """Return tokens as they are kept, exactly."""
+        """Store tokens, and return them as shared blocks."""
         whole = array(_TOKEN_TYPE, tokens).tobytes()
         return KeptTokens(tuple(self._kept(whole[i : i + _BLOCK_BYTES]) for i in range(0, len(whole), _BLOCK_BYTES)))
 

@@ -1,6 +1,6 @@
 """The gateway in front of an OpenAI-style chat endpoint: agents of every wire, one model, its key in this process only.
 
-What passes for tokens are the code points of a conversation as JSON lines, one message a line. It can't be trained on:
+Its "tokens" are the code points of a conversation as JSON lines, one message a line. They can't be trained on, because
 the endpoint returns text. For evaluations::
 
     async with ChatEndpoint(url, model, max_tokens=4096, api_key_env="KEY") as endpoint:
@@ -20,7 +20,7 @@ from harbor_gym.types import Sample
 
 
 class ProxySampler:
-    """Send conversations of :class:`ProxyCodec` on to an endpoint, and count tokens as it counts them.
+    """Forward conversations of :class:`ProxyCodec` to an endpoint, and record the token counts that it reports.
 
     Args:
         endpoint: The endpoint, such as an open :class:`harbor_gym.samplers.ChatEndpoint`.
@@ -29,9 +29,9 @@ class ProxySampler:
     def __init__(self, endpoint: AsksChat) -> None:
         self._endpoint = endpoint
         self.last_prompt_tokens = 0
-        """Length of the last prompt, in the model's tokens; 0 where the endpoint does not return it."""
+        """Length of the last prompt, in the model's tokens; 0 if the endpoint does not report it."""
         self.sampled_tokens = 0
-        """Length of all answers together; likewise."""
+        """Length of all answers together, in the model's tokens; 0 if the endpoint does not report it."""
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         """Return the endpoint's answer.
@@ -105,7 +105,7 @@ def _as_line(message: Message) -> dict[str, Any]:
 
 
 def _with_own_id(line: dict[str, Any], calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """Return a tool's result with the id that the endpoint gave out: the session names calls by their positions."""
+    """Return a tool's result with the endpoint's id of the call: in the session a call's id is its position."""
     _, _, number = str(line.get("tool_call_id", "")).rpartition("_")
     if line["role"] == "tool" and number.isdecimal() and int(number) < len(calls):
         line["tool_call_id"] = calls[int(number)].id

@@ -19,23 +19,23 @@ class BreakReason(StrEnum):
     """No user message in common with an earlier call: a fresh conversation, or a compacted one."""
 
     HISTORY_EDITED = "history_edited"
-    """It begins as an earlier conversation, and then differs from what was sent there."""
+    """It begins like an earlier conversation, and then differs from it."""
 
     TOOLS_CHANGED = "tools_changed"
-    """The messages go on from an earlier answer, but with other tools."""
+    """The messages extend an earlier answer, but with other tools."""
 
     FOREIGN_ANSWER = "foreign_answer"
-    """The messages go on from an earlier answer, but contain an assistant message that was not sampled here."""
+    """The messages extend an earlier answer, but contain an assistant message that was not sampled here."""
 
     RETRIED = "retried"
     """The request equals an earlier one whose prompt was not bridged either. The same prompt is rendered."""
 
 
 class CallKind(StrEnum):
-    """What a call is for."""
+    """The role of a call in its episode."""
 
     MAIN = "main"
-    """The agent's own conversation, with what it makes of its history: trained."""
+    """The agent's own conversation, also after it edited its history. Trained."""
 
     SIDE = "side"
     """Another model name, system prompt or tool set than the main conversation's (titles, sub-agents): not trained by
@@ -54,22 +54,22 @@ class CallRecord:
     """Position among the session's calls, from 0."""
 
     parent: "CallRecord | None"
-    """The call whose answer this one's prompt extends; None where the prompt was rendered anew."""
+    """The call whose answer this one's prompt extends; None if the prompt was rendered anew."""
 
     prompt_suffix: KeptTokens
-    """The prompt's tokens behind the parent's prompt and sample; the whole prompt where there is no parent."""
+    """The prompt's tokens after the parent's prompt and sample; the whole prompt without a parent."""
 
     sampled: tuple[int, ...]
     """The sampled tokens."""
 
     logprobs: tuple[float, ...] | None
-    """Log-probability of each sampled token, in nats, where the sampler returns them."""
+    """Log-probability of each sampled token, in nats; None if the sampler does not return them."""
 
     stop_reason: StopReason
     """Why the sampler stopped."""
 
     version: int | None
-    """Version of the weights, where the sampler tells it."""
+    """Version of the weights; None if the sampler does not report it."""
 
     model: str
     """Model name in the request."""
@@ -90,13 +90,13 @@ class CallRecord:
     """Why the prompt was rendered anew; None for a bridged call and for the first call of its head."""
 
     duration_sec: float
-    """Time that the sampler took."""
+    """Seconds that the sampler took."""
 
     messages: tuple[Message, ...] = field(default=(), repr=False)
-    """The request's messages behind the parent's answer, without reasoning; all of them where there is no parent."""
+    """The request's messages after the parent's answer, without reasoning; all of them without a parent."""
 
     answer: ParsedAnswer = field(default=ParsedAnswer(""), repr=False)
-    """What was sampled, as text and tool calls."""
+    """The sampled answer as text and tool calls."""
 
     @property
     def prompt(self) -> list[int]:
@@ -146,7 +146,7 @@ class CallTree:
         )
 
     def chains(self) -> list[tuple[list[CallRecord], CallKind]]:
-        """Return the calls of each training sequence, and what they are for."""
+        """Return the calls of each training sequence, and their kind."""
         return self._chains_of(self._main_head())
 
     def _chains_of(self, main_head: bytes | None) -> list[tuple[list[CallRecord], CallKind]]:
@@ -163,7 +163,7 @@ class CallTree:
         )
 
     def turns(self) -> list[Turn]:
-        """Return the main conversation as text; what a turn shows stands behind the last answer."""
+        """Return the main conversation as text; a turn's observation is the text after the previous answer."""
         main = {call.index for chain, kind in self.chains() if kind is CallKind.MAIN for call in chain}
         calls = [call for call in self.calls if call.index in main]
         return [_turn(number, call) for number, call in enumerate(calls, start=1)]
@@ -184,7 +184,7 @@ class CallTree:
         return call.is_policy_model and call.head == main_head
 
     def _abandoned(self) -> set[int]:
-        """Return the calls that nothing went on from, and that were repeated or never delivered."""
+        """Return the indices of calls that no call extends, and that were repeated or never delivered."""
         continued = {call.parent.index for call in self.calls if call.parent is not None}
         latest = {(call.request, call.model): call.index for call in self.calls}
         # A request equal to an earlier one, if that one's answer was used, is a fork and not a repetition.
@@ -196,7 +196,7 @@ class CallTree:
         }
 
     def _chains(self, abandoned: set[int]) -> list[list[CallRecord]]:
-        """Return the calls in chains, each call in one: a chain goes on with the first used child of its last call."""
+        """Partition the calls into chains: a chain continues with the first used child of its last call."""
         chains: list[list[CallRecord]] = []
         chain_of: dict[int, list[CallRecord]] = {}
         for call in self.calls:
@@ -226,6 +226,6 @@ def _turn(number: int, call: CallRecord) -> Turn:
 
 
 def _shown(messages: Sequence[Message]) -> str:
-    """Return the text behind the last answer, without system messages."""
+    """Return the text after the last answer, without system messages."""
     first = max((number for number, message in enumerate(messages, 1) if message.role == "assistant"), default=0)
     return "\n".join(message.content for message in messages[first:] if message.role != "system")

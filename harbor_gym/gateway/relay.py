@@ -1,8 +1,8 @@
 """The training side of Harbor's inference relay: a session of the gateway behind one WebSocket to Harbor's server.
 
 An agent in any sandbox calls Harbor's server, which passes each request on over the WebSocket that this side opened, so
-that nothing here has to be reached from outside. A request is answered on the connection that it came by, or not at
-all: what a lost connection left without an answer, the agent asks again, as a request of its own.
+that this machine need not be reachable from outside. A request is answered on the connection that brought it, or not at
+all: after a lost connection the agent repeats its request, as a new one.
 
 Source: ``harbor/server/README.md`` and ``harbor/server/relay.py`` of Harbor 0.26.
 """
@@ -27,10 +27,10 @@ from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session
 
 _HEARTBEAT_SEC = 20.0
-"""A connection that answers nothing for so long is taken for lost."""
+"""A connection that does not answer for this long counts as lost."""
 
 _FIRST_WAIT_SEC, _LONGEST_WAIT_SEC = 0.25, 4.0
-"""Between two attempts to connect; doubled from one to the next."""
+"""Waits between two attempts to connect; doubled after each attempt."""
 
 _MAX_FRAME_BYTES = 24 * 1024 * 1024
 """A request of 16 MiB, the relay's limit, as base64 with its headers."""
@@ -39,7 +39,7 @@ _CHUNK_BYTES = 1024 * 1024
 """A part of an answer: the relay holds at most 256 of them, and 16 MiB, for an agent that reads slowly."""
 
 _PASSED_ON = ("content-type", "content-encoding")
-"""Headers that the gateway reads. The agent's key is the relay's, which keeps it."""
+"""Headers that the gateway reads. The agent's key is for the relay, and is not passed on."""
 
 _WRONG_SETTINGS = {401: "it refuses the API key: set HARBOR_API_KEY", 404: "it is no Harbor server of 0.26 or later"}
 _WRONG_SETTINGS[403] = "it has no inference relay: start it with --relay-url"
@@ -47,8 +47,8 @@ _WRONG_SETTINGS[403] = "it has no inference relay: start it with --relay-url"
 logger = logging.getLogger(__name__)
 
 _reached: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
-"""The servers that have taken a connection, each with what authenticated. A refusal that comes later, such as a proxy's
-while the server is started anew, says nothing about the settings."""
+"""The servers that have accepted a connection, each with its credentials. A later refusal, such as a proxy's while the
+server restarts, says nothing about the settings."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +59,22 @@ class RelayAddress:
     """Harbor's server, without a trailing slash."""
 
     session_id: str
-    """The relay's name of the session; one connection at a time may have it."""
+    """The relay's name of the session; one connection at a time may use it."""
 
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """What authenticates to the server."""
+    """Headers that authenticate to the server."""
 
 
 class RelayLink:
-    """A session's connection to a relay, made anew whenever it is lost. Get one from :func:`relayed`."""
+    """A session's connection to a relay, which reconnects whenever it is lost. Get one from :func:`relayed`."""
 
     def __init__(self, session: Session, address: tuple[str, int], relay: RelayAddress) -> None:
         self.reconnects = 0
         """How often the connection was lost, and made again."""
         self.rollout_id: str | None = None
-        """The only rollout that is answered; None is any. An attempt that somebody else starts is no part of the
-        session."""
+        """The only rollout whose requests are answered; None answers any."""
         self.base_url = f"http://{address[0]}:{address[1]}/s/{session.key}"
-        """Where the gateway serves the session."""
+        """The session's URL at the gateway."""
         self._session, self._relay = session, relay
         self._connected = asyncio.Event()
         self._reached = _reached.setdefault(asyncio.get_running_loop(), set())
@@ -86,7 +85,7 @@ class RelayLink:
         """Stay connected until cancelled.
 
         Raises:
-            UsageError: The server takes no connection with these settings, and has never taken one.
+            UsageError: The server refuses connections with these settings, and has never accepted one.
         """
         wait = _FIRST_WAIT_SEC
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_LONGEST_WAIT_SEC)
@@ -108,7 +107,7 @@ class RelayLink:
         """Wait for the first connection.
 
         Raises:
-            SandboxStartError: There is none in time.
+            SandboxStartError: No connection was made within ``timeout_sec``.
         """
         try:
             async with asyncio.timeout(timeout_sec):
@@ -118,7 +117,7 @@ class RelayLink:
             raise SandboxStartError(f"Harbor's server at {self._relay.url} can't be reached: {why}") from None
 
     def mark_undelivered(self) -> None:
-        """Record that an answer did not reach the agent, as far as anybody knows."""
+        """Record that an answer may not have reached the agent."""
         self._session.mark_undelivered(None)
 
     async def _connect(self, client: aiohttp.ClientSession) -> None:
@@ -133,7 +132,7 @@ class RelayLink:
             self._connected.set()
             self._reached.add(self._server)
             await _Connection(self, socket, client).serve()
-        # Nobody knows whether the last answer arrived. An agent that makes no further request has lost its policy.
+        # The last answer may not have arrived. If the agent makes no further request, it has lost its policy.
         self.mark_undelivered()
         logger.info("the connection of session %s to %s was lost", self._session.name, self._relay.url)
 
@@ -145,11 +144,10 @@ async def relayed(gateway: Gateway, session: Session, relay: RelayAddress) -> As
     Args:
         gateway: The open gateway of the session.
         session: The session.
-        relay: Where to connect to.
+        relay: The relay's address.
 
     Raises:
-        UsageError: The server takes no connection with these settings; also while the context's body runs, which is
-            cancelled then.
+        UsageError: The server refuses connections with these settings. The context's body is then cancelled.
     """
     async with gateway.private_listener(session) as address:
         link = RelayLink(session, address, relay)
@@ -162,19 +160,19 @@ async def relayed(gateway: Gateway, session: Session, relay: RelayAddress) -> As
 
 
 class _Connection:
-    """One WebSocket: the requests that came by it, and what is known of their answers."""
+    """One WebSocket, and the answers to the requests that it brought."""
 
     def __init__(self, link: RelayLink, socket: aiohttp.ClientWebSocketResponse, client: aiohttp.ClientSession) -> None:
         self._link, self._socket, self._client = link, socket, client
         self._answering: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Answer requests until the connection is lost; what is under way then is cancelled."""
+        """Answer requests until the connection is lost, then cancel unfinished answers."""
         try:
             async for message in self._socket:
                 self._take(json.loads(message.data))
         except (TypeError, ValueError, ConnectionError) as exc:
-            logger.warning("the connection to Harbor's relay is made anew: %s", exc)
+            logger.warning("reconnecting to Harbor's relay: %s", exc)
         finally:
             tasks = list(self._answering.values())
             for task in tasks:
@@ -193,7 +191,7 @@ class _Connection:
                 else:  # the relay had not passed the whole answer on
                     self._link.mark_undelivered()
             case _:
-                raise ValueError("a frame that is neither a request nor its end")
+                raise ValueError("a frame is neither a request nor a cancellation")
 
     async def _answer(self, number: str, frame: Mapping[str, Any]) -> None:
         try:

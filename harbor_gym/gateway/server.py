@@ -25,7 +25,7 @@ _LINGERING_SEC = 5.0
 
 
 class Gateway:
-    """An endpoint that agents speak to as to a model provider, answered by any sampler and recorded token for token.
+    """A model provider's endpoint for agents, answered by any sampler and recorded token for token.
 
     Serves chat completions, responses and messages on the running event loop while it is open::
 
@@ -36,12 +36,13 @@ class Gateway:
 
     Args:
         sampler: Samples every answer. Sampling parameters of requests (temperature, seed, token limits) have no effect:
-            what is trained must come from the policy as the trainer configures it. Others are honoured or refused.
+            trained tokens must come from the policy as the trainer configures it. Other parameters are honoured or
+            refused.
         codec: Writes conversations as tokens. A :class:`ConversationCodec` renders tools itself; for a plain
             :class:`ChatCodec` they are rendered as text.
         model: The policy's model name. Requests for another one are recorded as side calls; None takes every name for
             the policy's.
-        config: Where to listen, and what to refuse.
+        config: The address to listen on, and limits on requests.
     """
 
     def __init__(
@@ -79,15 +80,15 @@ class Gateway:
 
     @property
     def sampler(self) -> Sampler:
-        """What samples the answers of a session that has no sampler of its own."""
+        """The sampler of sessions that have none of their own."""
         return self._sampler
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that it listens on.
+        """Host and port that the server listens on.
 
         Raises:
-            UsageError: It is not open.
+            UsageError: The gateway is not open.
         """
         if self._runner is None:
             raise UsageError("this gateway is not open: use `async with Gateway(...) as gateway`")
@@ -95,10 +96,10 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """The server's address, without a key.
+        """The server's URL, without a key.
 
         Raises:
-            UsageError: It is not open.
+            UsageError: The gateway is not open.
         """
         host, port = self.address
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -116,7 +117,7 @@ class Gateway:
         Args:
             name: For logs; no secret.
             limits: The episode's budgets.
-            on_limit: Called once, on the event loop, when a budget runs out: end the agent there. It must not block.
+            on_limit: Called once, on the event loop, when a budget runs out, to end the agent. It must not block.
             sampler: Samples this session's answers instead of the gateway's sampler.
 
         Raises:
@@ -148,14 +149,14 @@ class Gateway:
         return group
 
     def close_session(self, session: Session | SessionGroup) -> None:
-        """Refuse the session's key from now on, and cancel what it is sampling. Idempotent; the records stay."""
+        """Refuse the session's key from now on, and cancel its running samples. Idempotent; the records stay."""
         self._by_key.pop(key_digest(session.key), None)
         for member in session.sessions.values() if isinstance(session, SessionGroup) else (session,):
             member.close()
 
     @asynccontextmanager
     async def private_listener(self, session: Session) -> AsyncGenerator[tuple[str, int]]:
-        """Listen on a free port of the loopback at which only ``session`` can be reached, with its key as elsewhere.
+        """Listen on a free loopback port that serves only ``session``, with its key as elsewhere.
 
         Raises:
             UsageError: The gateway or the session is closed.

@@ -62,19 +62,19 @@ class Session:
         self.model = model
         self.limits = limits or SessionLimits()
         self.key = secrets.token_urlsafe(24)
-        """The secret that a request shows. Never logged."""
+        """The secret that a request carries. Never logged."""
         self.base_url = ""
-        """Where the session is served, without a trailing slash and ``/v1``; it contains the key."""
+        """The session's URL, without a trailing slash and ``/v1``; it contains the key."""
         self.end_reason: EndReason | None = None
         """The budget that ran out, if one did."""
         self.sampler_failures: list[SamplerError] = []
         """Every failure of the sampler, in order."""
         self.usage_error: UsageError | None = None
-        """The sampler's settings that are wrong: it refuses each further request, so the session ended."""
+        """The error of a sampler with wrong settings, which ended the session; every further request would fail."""
         self.is_closed = False
         """Whether the owner closed the session. A closed session takes no requests; its records stay."""
         self.losses = 0
-        """Requests so far that got no answer, for a reason that is neither a budget's nor their own."""
+        """Requests so far that got no answer, for a reason that is neither a budget nor the request itself."""
         self._mended, self._was_cut = 0, False
         self._is_between_phases = False
         self._late_end: EndReason | None = None
@@ -82,7 +82,7 @@ class Session:
         self._bridge, self._tree, self._prompts = Bridge(), CallTree(), PromptStore()
         self._sampling: set[asyncio.Future[Sample]] = set()
         self._latest: tuple[CallRecord, list[int]] | None = None
-        """The last call and its tokens, which most requests extend: reading them from their blocks takes longer."""
+        """The last call and its tokens, a cache: most requests extend it, and joining its blocks takes longer."""
         self._active = 0
         self._under_way: Counter[bool] = Counter()
         """Calls that are being answered, by whether they are under the policy's model name."""
@@ -112,7 +112,7 @@ class Session:
 
     @property
     def segments(self) -> tuple[TokenSequence, ...]:
-        """Training sequences of all calls: of side calls and of answers that were not used, too."""
+        """Training sequences of all calls, including side calls and unused answers."""
         return self._tree.segments()
 
     @property
@@ -122,7 +122,7 @@ class Session:
 
     @property
     def used_segments(self) -> tuple[TokenSequence, ...]:
-        """Training sequences of every call whose answer the agent used, those of side calls too."""
+        """Training sequences of every call whose answer the agent used, including side calls."""
         return self._tree.segments({CallKind.MAIN, CallKind.SIDE})
 
     @property
@@ -142,10 +142,7 @@ class Session:
 
     @property
     def error(self) -> HarborGymError | None:
-        """What the episode was lost by: the sampler's failure, if no later call succeeded, or a setting that is wrong.
-
-        The latter is no infrastructure error: it ends the run.
-        """
+        """The sampler's failure, if no later call succeeded, or :attr:`usage_error`, which ends the run."""
         if self.usage_error is not None:
             return self.usage_error
         return self.sampler_failures[-1] if self._failed_last else None
@@ -176,11 +173,11 @@ class Session:
 
     @contextlib.contextmanager
     def admitted(self) -> Generator[None]:
-        """Hold one of the session's places for a request, from before its body is read until it is answered.
+        """Count a request against ``max_concurrent_requests``, from before its body is read until it is answered.
 
         Raises:
             SessionEndedError: The session takes no more requests.
-            RequestError: All places are taken.
+            RequestError: Too many requests are being answered.
         """
         self._is_between_phases = False
         if self._late_end is not None:
@@ -198,7 +195,7 @@ class Session:
         """Sample the answer to ``request`` and record it.
 
         Raises:
-            SessionEndedError: A budget ran out, the session's or the sampler's, or the session is closed.
+            SessionEndedError: A budget of the session or the sampler ran out, or the session is closed.
             RequestError: The request can't be answered; the session goes on.
             SamplerError: The sampler failed. It is recorded; the client may repeat the request.
         """
@@ -243,7 +240,7 @@ class Session:
 
         Raises:
             SessionEndedError: A budget ran out, or the session is closed.
-            RequestError: The request has no prompt.
+            RequestError: The request has no messages, or ends with an assistant message.
         """
         self._check_budgets()
         self._counted_prompts += 1
@@ -252,15 +249,15 @@ class Session:
         return len(suffix) + (0 if match.parent is None else len(match.parent.tokens))
 
     def mark_delivered(self, losses: int) -> None:
-        """Record that a client has its whole answer: it went on after what was lost before.
+        """Record that a client has its whole answer, so that the losses before its request did not stop the agent.
 
         Args:
-            losses: :attr:`losses` when the request came. What was lost meanwhile, another request lost.
+            losses: :attr:`losses` when the request came; later losses are those of other requests.
         """
         self._mended = max(self._mended, losses)
 
     def mark_undelivered(self, call: CallRecord | None) -> None:
-        """Record that a client got no answer: it was gone when the answer came, or had been refused one."""
+        """Record that a client got no answer: it was gone when the answer came, or its request was refused."""
         self.losses += 1
         if call is not None:
             self._tree.undelivered.add(call.index)
@@ -270,9 +267,9 @@ class Session:
         self._refused[kind.name.lower()] += 1
 
     def end(self, reason: EndReason) -> None:
-        """End the episode: requests that are being answered fail, later ones are refused. Later calls do nothing.
+        """End the episode: requests that are being answered fail, later ones are refused. Idempotent.
 
-        What ran out after the agent's program ended cut nothing, while it is graded; it ends a further step's.
+        Between the end of the agent's program and the next step's first request, the end is postponed to that request.
         """
         if self.end_reason is not None or self.is_closed:
             return
@@ -285,17 +282,17 @@ class Session:
         if self._on_limit is not None:
             try:
                 self._on_limit(reason)
-            except Exception:  # A caller's callback: its failure must not reach the agent as an answer.
+            except Exception:  # The failure of a caller's callback must not reach the agent as an answer.
                 logger.exception("the on_limit callback of session %s failed", self.name)
 
     async def wait_for_limit(self) -> EndReason:
-        """Wait until a budget runs out, and return which. Never returns if none does."""
+        """Wait until a budget runs out, and return its end reason. Never returns if none does."""
         await self._limit_reached.wait()
         assert self.end_reason is not None
         return self.end_reason
 
     def end_phase(self) -> None:
-        """Record that the agent's program ended, before another step's begins: what it lost, no later answer mends."""
+        """Record that the agent's program ended; later answers no longer make up for its lost requests."""
         self._was_cut = self.is_cut or self._active > 0
         self._is_between_phases = True
 
@@ -323,7 +320,7 @@ class Session:
 
     @contextlib.contextmanager
     def _place_for_call(self, is_policy_model: bool) -> Generator[None]:
-        """Hold a place in the budgets until a call is recorded or has failed.
+        """Reserve a call in the budgets until it is recorded or has failed.
 
         Raises:
             SessionEndedError: A budget ran out, or the session is closed.
@@ -347,7 +344,7 @@ class Session:
 
     @property
     def _all_calls(self) -> int:
-        """Calls that the budget of all calls counts, those under way included."""
+        """Calls that count against ``max_calls``, including unfinished ones."""
         return len(self._tree.calls) + self._counted_prompts + self._under_way.total()
 
     def _check_budgets(self) -> None:
@@ -363,7 +360,7 @@ class Session:
         self._check_open()
 
     async def _window(self) -> int | None:
-        """Return the context window: the session's, or else the one that the sampler's engine tells."""
+        """Return the context window: the session's, or else the one that the sampler's engine reports."""
         own = self.limits.max_context_tokens
         return await context_tokens_of(self._sampler) if own is None else own
 
@@ -420,11 +417,11 @@ class Session:
             self.end(EndReason(exc.reason))
             raise SessionEndedError(self.end_reason) from exc
         except UsageError as exc:
-            # Each further answer would fail, too: the run has to end, and not this episode alone.
+            # Each further answer would fail, too: the run must end, not this episode alone.
             self.usage_error = exc.with_traceback(None)
             self.end(EndReason.INFRASTRUCTURE_ERROR)
             raise SessionEndedError(self.end_reason) from None
-        except Exception as exc:  # The boundary to the sampler: whatever it raises is its failure.
+        except Exception as exc:  # The boundary to the sampler: any exception is the sampler's failure.
             raise self._failed(f"{type(exc).__name__}: {exc}") from exc
         finally:
             self._sampling.discard(sampling)
@@ -432,7 +429,7 @@ class Session:
         return sample
 
     def _failed(self, what: str) -> SamplerError:
-        """Record a failure, and return another error to raise: a raised one's frames keep the prompt."""
+        """Record a failure, and return an equal error to raise: the traceback of a raised one would keep the prompt."""
         error = SamplerError(f"the sampler of session {self.name or 'unnamed'} failed: {what}")
         self.sampler_failures.append(error)
         self._failed_last = True
@@ -447,7 +444,7 @@ def _checked(sample: Sample) -> Sample:
     """Return a sample that can be trained on.
 
     Raises:
-        ValueError: The log-probabilities are not one a token.
+        ValueError: The number of log-probabilities is not that of the tokens.
     """
     if sample.logprobs is not None and len(sample.logprobs) != len(sample.tokens):
         raise ValueError(f"{len(sample.tokens)} tokens with {len(sample.logprobs)} log-probabilities")

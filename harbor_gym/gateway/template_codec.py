@@ -18,25 +18,25 @@ from harbor_gym.gateway.codec import TextConversationCodec
 from harbor_gym.types import ChatMessage
 
 _MAX_TOOL_SETS = 32
-"""Sets of tools that codecs are kept for; making one renders the template a few times."""
+"""Sets of tools whose codecs are cached; making a codec renders the template a few times."""
 
 
 class TemplateConversationCodec:
-    """Write conversations and tools with a tokenizer's chat template, and read tool calls in the form that it writes.
+    """Write conversations and tools with a tokenizer's chat template, and read tool calls in the template's form.
 
-    An :class:`HFCodec` for each set of tools, which agents declare with every request. The form of a call is found by
-    having the template write one, among :data:`harbor_gym.formats.call_forms.CALL_FORMS`; of a template that declares
-    tools and writes no calls it is Hermes' and Qwen's. Where a template does neither, tools and their calls are text,
-    as :class:`harbor_gym.gateway.codec.TextConversationCodec` writes them.
+    Each set of tools has its own :class:`HFCodec`, since agents declare their tools with every request. To find the
+    form of a call (:data:`harbor_gym.formats.call_forms.CALL_FORMS`), the template is made to write one. A template
+    that declares tools and writes no calls gets the form of Hermes and Qwen. For a template that does neither, tools
+    and their calls are text, as :class:`harbor_gym.gateway.codec.TextConversationCodec` writes them.
 
     Args:
-        tokenizer: A tokenizer with a chat template that declares tools.
+        tokenizer: A tokenizer with a chat template.
         chat_template: As for :class:`HFCodec`.
         stop_token_ids: As for :class:`HFCodec`.
         template_kwargs: Further arguments of the template, such as ``enable_thinking=False``.
 
     Raises:
-        UsageError: As :class:`HFCodec` does; or the template writes tool calls in a form that can't be read.
+        UsageError: As :class:`HFCodec`, or the template writes tool calls in a form that can't be read.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TemplateConversationCodec:
         self._by_tools: OrderedDict[bytes, HFCodec] = OrderedDict()
         probing = self._codec([_PROBE_TOOL])
         self._form = _find_form(probing)
-        # Without this an agent's tools would be dropped without a word.
+        # Such a template would silently drop an agent's tools.
         is_silent = _PROBE_TOOL.name not in tokenizer.decode(probing.prompt([{"role": "user", "content": "task"}]))
         self._text = TextConversationCodec(self._plain) if self._form is None and is_silent else None
 
@@ -78,7 +78,7 @@ class TemplateConversationCodec:
         return parse_answer(self._plain.text(sampled), self._plain.reasoning(sampled), tools, form)
 
     def _with_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with ids of calls that the template takes."""
+        """Return the messages, with call ids that the template accepts."""
         if self._form is None or not self._form.has_short_ids:
             return messages
         return [
@@ -111,15 +111,15 @@ _PROBE_CALL = ToolCall("probing", json.dumps({"text": "a < b\nc", "number": 2}),
 
 
 def _find_form(codec: HFCodec) -> CallForm | None:
-    """Return the form of the calls that a template writes; None where it writes none.
+    """Return the form of the calls that a template writes; None if it writes none.
 
     Raises:
-        UsageError: It writes them in a form that can't be read.
+        UsageError: The template writes calls in a form that can't be read.
     """
     message = Message("assistant", "", (_PROBE_CALL,))
     try:
         written = codec.written(_template_message(message))
-    except Exception as exc:  # whatever a foreign template raises: here it is found unusable for calls
+    except Exception as exc:  # any exception of a foreign template means that it can't write calls
         raise _unreadable(f"it can't write one: {type(exc).__name__}: {exc}") from exc
     if _PROBE_TOOL.name not in written:
         return None
@@ -144,7 +144,7 @@ def _unreadable(what: str) -> UsageError:
 
 
 def _template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return a chat whose only system message is the first: templates refuse or drop others."""
+    """Return a chat with at most one system message, at the beginning: templates refuse or drop others."""
     leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
     system = "\n\n".join(message.content for message in messages[:leading])
     chat = [{"role": "system", "content": system}] if leading else []

@@ -1,4 +1,4 @@
-"""A Harbor trial whose agent speaks to a session: the tunnel into its sandbox, and the end of a spent budget."""
+"""Connect a Harbor trial's agent to a session: open a tunnel into its sandbox, and end it when a budget is spent."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from harbor.trial.trial import Trial
 
 TUNNEL_PORT = 8137
-"""Port of the tunnel inside a sandbox, where an agent's configuration needs it before the sandbox is there."""
+"""Default port of the tunnel inside a sandbox; fixed, since an agent's configuration needs it before the start."""
 
 
 def sandbox_url(session: Session, port: int = TUNNEL_PORT) -> str:
-    """Return the session's address inside a sandbox, where :func:`open_tunnel_for_agent` opens it."""
+    """Return the session's URL inside a sandbox with the tunnel of :func:`open_tunnel_for_agent`."""
     return f"http://127.0.0.1:{port}/s/{session.key}"
 
 
 def open_tunnel_for_agent(trial: "Trial", gateway: Gateway, session: Session, *, port: int = TUNNEL_PORT) -> None:
-    """Make the trial open a tunnel to the session before its agent runs, and close it before its verifier does.
+    """Make the trial open a tunnel to the session before its agent runs, and close it before its verifier runs.
 
     Args:
         trial: A trial that has not run yet; its agent runs in the sandbox.
@@ -45,13 +45,13 @@ def open_tunnel_for_agent(trial: "Trial", gateway: Gateway, session: Session, *,
 
 
 def end_agent_on_limit(trial: "Trial", session: Session) -> None:
-    """Make the trial's agent end as by its own timeout when a budget of the session runs out, so that it is verified.
+    """End the trial's agent when a budget of the session runs out, as if by its own timeout, so that it is verified.
 
-    An agent that fails on the gateway's refusal by itself might end the trial without a verdict.
+    An agent that fails at the gateway's refusal might end the trial without a verdict.
 
     Args:
         trial: A trial that has not run yet.
-        session: The session that its agent speaks to.
+        session: The session of its agent.
     """
     run = trial.agent.run
 
@@ -61,7 +61,7 @@ def end_agent_on_limit(trial: "Trial", session: Session) -> None:
         try:
             await asyncio.wait((running, ending), return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
-                # Harbor reads a TimeoutError of the agent's as its time limit: the sandbox is verified as it stands.
+                # Harbor takes a TimeoutError of the agent for its time limit, and verifies the sandbox as it is.
                 raise TimeoutError(f"the session's budget ran out: {session.end_reason}")
             await running
         finally:
@@ -73,11 +73,11 @@ def end_agent_on_limit(trial: "Trial", session: Session) -> None:
 
 
 def note_ends_of_agent(trial: "Trial", session: Session) -> None:
-    """Make the session keep, for each step of the trial, whether its agent lost the connection.
+    """Make the session record, at the end of each step of the trial, whether its agent lost the connection.
 
     Args:
         trial: A trial that has not run yet.
-        session: The session that its agent speaks to.
+        session: The session of its agent.
     """
 
     async def end_phase(_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reports of a training run: lines while it runs, curves, tables over a sweep, and a page of its episodes."""
+"""Reports of training runs and evaluations: progress lines, curves, tables of a sweep, and pages of episodes."""
 
 from harbor_gym.report.curves import draw_curve, draw_rates
 from harbor_gym.report.frame import episodes, turns, write_parquet

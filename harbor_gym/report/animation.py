@@ -1,4 +1,4 @@
-"""A recording as a moving SVG: it needs no script, so a README can show it as a picture."""
+"""A recording as an animated SVG without scripts, which a README can show as an image."""
 
 import json
 from html import escape
@@ -10,10 +10,10 @@ from harbor_gym.errors import UsageError
 from harbor_gym.report.screen import Frame, Recording, read_recording
 
 TURN_SEC = 2.0
-"""Seconds that a turn is shown, by default: the recorded ones may be milliseconds."""
+"""Default seconds per turn; the recorded durations may be milliseconds."""
 
 _LAST_TURNS = 2.5
-"""The last turn is shown so many times longer, before it begins again."""
+"""The last turn is shown this many times longer than the others."""
 
 _CELL_WIDTH, _LINE_HEIGHT = 8.4, 18
 _MARGIN, _TITLE, _CAPTION = 14, 34, 30
@@ -27,23 +27,23 @@ text{font:14px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;fill:#d7
 
 
 def write_animation(recording: Path, path: Path, *, turn_sec: float = TURN_SEC, max_rows: int | None = None) -> int:
-    """Draw a recording as an SVG that shows one turn after the other, without end.
+    """Draw a recording as an SVG that shows one turn after the other, in a loop.
 
-    The last turn's caption has the reward, where the episode's transcript or its kept trial's result lies beside the
-    recording.
-    Where the reader prefers no motion, the last turn is shown.
+    The last turn's caption has the reward, if the episode's transcript or its trial's result is in the same folder.
+    Readers who prefer reduced motion see the last turn.
 
     Args:
-        recording: An asciicast v2 of ours.
+        recording: An asciicast v2 that this package wrote.
         path: The file to write; an existing one is replaced.
-        turn_sec: Seconds that each turn is shown.
-        max_rows: Rows of the screen to draw, the last ones; None is all that were used.
+        turn_sec: Seconds per turn.
+        max_rows: Number of last rows of the screen to draw; None draws all used rows.
 
     Returns:
         The number of turns.
 
     Raises:
-        UsageError: The file is no recording, or has no turn.
+        UsageError: The file is not a recording, or has no turn.
+        MissingDependencyError: The extra ``render`` is not installed.
     """
     recorded = read_recording(recording)
     if not recorded.frames:
@@ -76,13 +76,13 @@ def _svg(recorded: Recording, ending: str, turn_sec: float, max_rows: int | None
 
 
 def _line(text: str, y: int) -> str:
-    """Return one row; its length is fixed, so that columns line up in every font."""
+    """Return one row; its width is fixed, so that columns line up in every font."""
     length = round(len(text) * _CELL_WIDTH, 1)
     return f'<text x="{_MARGIN}" y="{y}" textLength="{length:g}" xml:space="preserve">{escape(text)}</text>'
 
 
 def _keyframes(turns: int, turn_sec: float) -> str:
-    """Return the rules that show each turn in its time and hide it in the others'."""
+    """Return the CSS rules that show each turn during its time only."""
     if turns == 1:
         return ""
     whole = (turns - 1 + _LAST_TURNS) * turn_sec
@@ -111,7 +111,7 @@ def _short(text: str) -> str:
 
 
 def _ending(recording: Path) -> str:
-    """Return how the episode ended, from its transcript or its trial's result beside it; empty where neither is."""
+    """Return how the episode ended, by the transcript or the trial's result in the same folder; empty without them."""
     transcript, result = _document(recording.with_suffix(".json")), _document(recording.with_name("result.json"))
     if isinstance(transcript.get("reward"), int | float):
         return f"   ->  {transcript.get('end_reason')}, reward {transcript['reward']:g}"

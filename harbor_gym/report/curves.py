@@ -1,4 +1,4 @@
-"""Curves as pictures, by matplotlib (extra ``plot``)."""
+"""Draw training curves as pictures with matplotlib (extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from harbor_gym.report.metrics import Curves
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Distinct for colour-blind readers too. Source: Okabe and Ito, Color Universal Design."""
+"""Distinct also for colour-blind readers. Source: Okabe and Ito, Color Universal Design."""
 
 _SHORT_NAME = 14
-"""Characters of a name of which four stand in a row of the legend."""
+"""Longest name, in characters, with which the legend has four columns instead of one."""
 
 _DASHES = ("-", "--", ":", "-.")
 _REWARD = "env/all/reward/total"
@@ -30,11 +30,11 @@ _TURNS = "env/all/turns_per_episode"
 
 
 def draw_curve(metrics_path: Path, picture_path: Path, *, title: str) -> None:
-    """Draw reward and turns per episode of one run against the batch, and replace ``picture_path`` (PNG) with it.
+    """Draw one run's reward and turns per episode against the batch.
 
     Args:
-        metrics_path: A cookbook ``metrics.jsonl``.
-        picture_path: Where the picture goes.
+        metrics_path: The cookbook's ``metrics.jsonl``.
+        picture_path: The PNG file to write; an existing one is replaced.
         title: The picture's title.
 
     Raises:
@@ -49,12 +49,12 @@ def draw_curve(metrics_path: Path, picture_path: Path, *, title: str) -> None:
 
 
 def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> None:
-    """Draw reward and turns against the batch: a line a run with its name, of a sweep a line a learning rate.
+    """Draw the reward and turns of several runs against the batch, with one line per run or learning rate.
 
     Args:
-        runs: Runs of any length. A sweep's of one learning rate are one line, the mean of those that reached each
-            batch, with their range as a band.
-        picture_path: Where the picture (PNG) goes; its folder must exist.
+        runs: Runs of any length. A sweep's runs with the same learning rate are one line, the mean of the runs that
+            reached each batch, with their range as a band.
+        picture_path: The PNG file to write, in an existing folder.
         title: The picture's title.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The result of an evaluation as its page begins with it: the figures, the settings, and why episodes failed."""
+"""The head of an evaluation's page: the figures, the settings, and why episodes failed."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,19 +9,19 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.transcripts import JOURNAL_NAME, RESULT_NAME
 
 _SHOWN = 6
-"""Names that are listed before the rest is a number."""
+"""Names that are listed; the number of the others follows."""
 
 _SETTINGS = ("agent", "base_url", "temperature", "max_tokens")
 
 
 def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
-    """Return the ``eval.json`` of a folder; of an evaluation that is not over, its settings alone.
+    """Return the ``eval.json`` of a folder, or only the settings of an unfinished evaluation.
 
     Args:
-        run_dir: The folder of an evaluation, or of anything else.
+        run_dir: Any folder.
 
     Returns:
-        None for what is no evaluation of ours.
+        None if the folder is not that of an evaluation.
     """
     head = object_or_empty(run_dir / JOURNAL_NAME, first_line=True)
     started = {"settings": head["settings"]} if isinstance(head.get("settings"), dict) else None
@@ -32,7 +32,7 @@ def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
 
 
 def evaluation_facts(evaluation: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return title → fact of what :func:`read_evaluation` returned; None where a fact is not known."""
+    """Return title → fact of an evaluation that :func:`read_evaluation` returned; None if a fact is unknown."""
     settings = evaluation.get("settings") or {}
     overall = evaluation.get("overall") or {}
     tasks = [str(task["name"]) for task in evaluation.get("tasks", [])]
@@ -56,11 +56,11 @@ def evaluation_facts(evaluation: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def failures(evaluation: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Return what failed by reason, the commonest first: what became of it, reason, count, which episodes.
+    """Return rows of the failures by reason, the most common first: lost or not solved, reason, count, episodes.
 
     Args:
-        evaluation: As :func:`read_evaluation` returned it.
-        episodes: Summaries of its episodes, for an evaluation that is not over.
+        evaluation: The result of :func:`read_evaluation`.
+        episodes: Summaries of its episodes, for an unfinished evaluation.
     """
     threshold = float(evaluation.get("threshold", 1.0))
     groups: dict[tuple[str, str], list[str]] = {}
@@ -77,7 +77,7 @@ def failures(evaluation: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    """Return what differs from an episode's defaults, and what has none."""
+    """Return the settings that differ from an episode's defaults or have no default."""
     fields = TerminalEnvConfig.model_fields
     env = {"sandbox": None, **(settings.get("env") or {})}
     changed = {

@@ -1,4 +1,4 @@
-"""A run's episodes and their turns as tables for analysis."""
+"""A run's episodes and turns as pandas tables."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -22,19 +22,19 @@ _TURN_COLUMNS = (
 
 
 def episodes(run: str | Path) -> "pd.DataFrame":
-    """Return a run's episodes, a row each, in the order of their transcripts' names.
+    """Return a run's episodes, one per row, ordered by the names of their transcripts.
 
-    The columns are ``name`` (the transcript below the run's folder), ``task``, ``split``, ``batch``, ``group``,
-    ``episode``, ``reward`` (missing for an episode without a verdict, never 0), ``end_reason``, ``error``,
-    ``breakage``, ``seconds``, ``turns``, ``sampled_tokens``, ``prompt_tokens`` (of the last turn), ``parse_errors``
-    (turns that could not be read), each key of the verifier as ``rewards/KEY``, and the last turn's metrics by their
-    own names, such as ``time/verifier_sec``. What a transcript lacks is missing in its row.
+    The columns are ``name`` (the transcript's path in ``transcripts``, without its suffix), ``task``, ``split``,
+    ``batch``, ``group``, ``episode``, ``reward`` (missing for an episode without a verdict, never 0), ``end_reason``,
+    ``error``, ``breakage``, ``seconds``, ``turns``, ``sampled_tokens``, ``prompt_tokens`` (of the last turn),
+    ``parse_errors`` (turns with an unreadable answer), each key of the verifier as ``rewards/KEY``, and the last turn's
+    metrics by their names, such as ``time/verifier_sec``. Values that a transcript lacks are missing.
 
     Args:
         run: The run's folder, which has the folder ``transcripts``.
 
     Raises:
-        UsageError: There is no whole transcript in it.
+        UsageError: The run has no complete transcript.
         MissingDependencyError: pandas is not installed.
     """
     (table,) = _tables(run, _episode)
@@ -42,19 +42,19 @@ def episodes(run: str | Path) -> "pd.DataFrame":
 
 
 def turns(run: str | Path) -> "pd.DataFrame":
-    """Return the turns of a run's episodes, a row each, in the order of :func:`episodes`.
+    """Return the turns of a run's episodes, one per row, in the order of :func:`episodes`.
 
     The columns are ``name``, ``task``, ``split``, ``batch``, ``group`` and ``episode`` as there, ``turn`` (from 1),
-    ``observation``, ``action``, ``reward`` (the turn's own), ``prompt_tokens``, ``sampled_tokens``, ``thinking_sec``
-    (from the prompt to the answer), ``logprobs`` (a list, natural logarithms, one a sampled token), ``version`` (of the
-    weights that sampled it), ``parse_error``, ``exit_code``, and the turn's metrics by their own names, such as
-    ``time/step_sec``. What a transcript lacks is missing in its row.
+    ``observation``, ``action``, ``reward`` (of the turn), ``prompt_tokens``, ``sampled_tokens``, ``thinking_sec``
+    (from the prompt to the answer), ``logprobs`` (a list with one log-probability per sampled token, in nats),
+    ``version`` (of the sampling weights), ``parse_error``, ``exit_code``, and the turn's metrics by their names, such
+    as ``time/step_sec``. Values that a transcript lacks are missing.
 
     Args:
         run: The run's folder, which has the folder ``transcripts``.
 
     Raises:
-        UsageError: There is no whole transcript in it.
+        UsageError: The run has no complete transcript.
         MissingDependencyError: pandas is not installed.
     """
     (table,) = _tables(run, _turns)
@@ -65,7 +65,7 @@ def write_parquet(run: str | Path, folder: str | Path) -> list[Path]:
     """Write both tables into a folder, as ``episodes.parquet`` and ``turns.parquet``, and return their paths.
 
     Raises:
-        UsageError: There is no whole transcript in the run.
+        UsageError: The run has no complete transcript.
         MissingDependencyError: pandas or pyarrow is not installed.
     """
     paths = [Path(folder) / "episodes.parquet", Path(folder) / "turns.parquet"]
@@ -84,7 +84,7 @@ def _missing(what: str, packages: str) -> MissingDependencyError:
 
 
 def _tables(run: str | Path, *kinds: Callable[[Mapping[str, Any]], list[dict[str, Any]]]) -> "list[pd.DataFrame]":
-    """Return a table of each kind of rows, which a transcript is read into."""
+    """Return a table for each function in ``kinds``, which turns a transcript into rows."""
     try:
         import pandas as pd
     except ImportError as exc:

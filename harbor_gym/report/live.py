@@ -1,4 +1,4 @@
-"""The report of a running training run: a line a batch, and its curve as a picture."""
+"""The progress of a training run: a line per batch, and the curve as a picture."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from harbor_gym.report.curves import draw_curve
 from harbor_gym.report.metrics import METRICS_NAME, read_metrics, read_records
 
 POLL_SEC = 0.5
-"""How often a run's metrics are looked at, in seconds."""
+"""Seconds between two reads of a run's metrics."""
 
 _RECENT_BATCHES = 5
-"""Batches whose mean time foretells the rest: the first ones compile and start things."""
+"""Number of last batches whose mean time predicts the rest; the first batches also compile and start things."""
 
 _REWARD = "env/all/reward/total"
 _TURNS = "env/all/turns_per_episode"
@@ -32,13 +32,13 @@ PHASES = {
     "saving": ("save_checkpoint_and_get_sampling_client", "save_checkpoint"),
     "evaluating": ("run_evals", "run_evaluations_parallel"),
 }
-"""Phase → the cookbook's spans that measure it, the first that a record has."""
+"""Phase → the cookbook's spans that measure it; the first one in a record counts."""
 
 logger = logging.getLogger(__name__)
 
 
 def phases(record: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of each phase of a batch that its record has. Side by side, they may exceed the total."""
+    """Return the seconds of each phase in a batch's record. Concurrent phases may add up to more than the total."""
     found: dict[str, float] = {}
     for phase, spans in PHASES.items():
         times = (record.get(f"time/{span}{end}") for span in spans for end in ("", ":total"))
@@ -49,13 +49,13 @@ def phases(record: dict[str, Any]) -> dict[str, float]:
 
 
 def outcomes(record: dict[str, Any]) -> dict[str, float]:
-    """Return the share of each way in which a batch's episodes ended, the commonest first, without those of none."""
+    """Return end reason → share of a batch's episodes, the most common first, without shares of 0."""
     ended = {key.removeprefix(_ENDED): share for key, share in record.items() if key.startswith(_ENDED) and share}
     return dict(sorted(ended.items(), key=lambda item: -item[1]))
 
 
 def seconds_left(records: Sequence[dict[str, Any]], *, total: int) -> float | None:
-    """Return how long the rest of a run will take if its batches go on as the last few; None where that is not known.
+    """Estimate the seconds that the rest of a run takes, from its last batches; None if they have no times.
 
     Args:
         records: The batches so far.
@@ -71,7 +71,7 @@ def describe_batch(record: dict[str, Any], *, total: int, left_sec: float | None
     """Return one line about a training batch.
 
     Args:
-        record: A record that :func:`harbor_gym.report.read_metrics` returned.
+        record: A record of :func:`harbor_gym.report.read_metrics`.
         total: Batches in the whole run.
         left_sec: Estimated seconds until the run's end.
     """
@@ -99,16 +99,16 @@ def _duration(seconds: float) -> str:
 async def live_progress(
     log_path: Path, *, total: int, show: Callable[[str], None], title: str, bar: ShowBar = show_no_bar
 ) -> AsyncGenerator[None]:
-    """Show a line for each new batch and redraw ``curve.png`` while the block runs, to the last batch.
+    """Show a line for each new batch and redraw ``curve.png`` while the block runs.
 
-    A curve that can't be drawn is logged once; it never ends the block.
+    If the curve can't be drawn, one warning is logged, and the block goes on.
 
     Args:
         log_path: The run's folder.
         total: Batches in the whole run.
         show: Takes each line.
         title: The curve's title.
-        bar: Takes the number of batches that are done, with the time that is left.
+        bar: Takes the number of finished batches, with the remaining time.
     """
     metrics_path = log_path / METRICS_NAME
     shown = len(read_records(metrics_path))
@@ -144,7 +144,7 @@ async def live_progress(
 
 
 class _Picture:
-    """The curve of an unfinished run, whether it can be drawn or not."""
+    """Draws the curve of an unfinished run, and warns once if that fails."""
 
     def __init__(self, metrics_path: Path, path: Path, title: str) -> None:
         self._metrics_path = metrics_path
@@ -162,7 +162,7 @@ class _Picture:
 
 
 def quiet_console() -> None:
-    """Let the console show our own progress and everybody's warnings; the run's log file keeps the rest.
+    """Limit console logging to this package's messages and all warnings; the run's log file keeps the rest.
 
     Call it after the cookbook has set up logging.
     """
@@ -177,7 +177,7 @@ def quiet_console() -> None:
 
 
 class _Elapsed(logging.Formatter):
-    """``[  12.3 s] message``, counted from the formatter's making."""
+    """Formats ``[  12.3 s] message``, with seconds since the formatter's creation."""
 
     def __init__(self) -> None:
         super().__init__()

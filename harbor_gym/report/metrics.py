@@ -1,4 +1,4 @@
-"""The metrics files of training runs: ours, and any that tinker-cookbook's RL loop wrote."""
+"""Read the metrics files of training runs, as tinker-cookbook's RL loop writes them."""
 
 import contextlib
 import dataclasses
@@ -15,21 +15,20 @@ from harbor_gym.errors import UsageError
 
 METRICS_NAME = "metrics.jsonl"
 REWARD_KEYS = ("env/all/reward/total", "reward/total", "env/all/reward", "reward")
-"""Where a batch's mean total reward may stand, the likeliest first."""
+"""Names of the metric for a batch's mean total reward, in order of preference."""
 
 TURNS_KEYS = ("env/all/turns_per_episode", "turns_per_episode")
-"""Where a batch's turns per episode may stand, the likeliest first."""
+"""Names of the metric for a batch's turns per episode, in order of preference."""
 
 _BATCH_KEYS = (*REWARD_KEYS, "progress/done_frac")
 _SHOWN_KEYS = 12
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the training batches' records in the order of writing, those of repeated batches too.
+    """Return the training batches' records in the order of writing, including repeated batches.
 
     Args:
-        path: The file; one that doesn't exist yet has no records. A line still being written, or one that a killed
-            process left half written, is left out.
+        path: The file; if it does not exist, there are no records. Incomplete lines are skipped.
     """
     if not path.is_file():
         return []
@@ -43,19 +42,19 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return one record per training batch, by step. A batch that a resumed run repeated counts as it ended last.
+    """Return one record per training batch, by step. Of a batch that a resumed run repeated, the last one counts.
 
     Args:
-        path: A cookbook ``metrics.jsonl``; one that doesn't exist yet has no records.
+        path: The cookbook's ``metrics.jsonl``; if it does not exist, there are no records.
     """
     latest = {record["step"]: record for record in read_records(path)}
     return [latest[step] for step in sorted(latest)]
 
 
 def forget_batches(run_dir: Path, *, first: int) -> None:
-    """Take batch ``first`` and all later ones out of a run's folder: they are done again, and no line may be double.
+    """Remove batch ``first`` and all later ones from a run's folder, so that a resumed run can repeat them.
 
-    Their metrics, timings and transcripts go; checkpoints stay, and what the cookbook writes anew it writes over.
+    Their metrics, timings and transcripts are removed; checkpoints stay, and the cookbook overwrites its other files.
 
     Args:
         run_dir: The run's folder.
@@ -77,7 +76,7 @@ def forget_batches(run_dir: Path, *, first: int) -> None:
 
 
 def _is_before(line: str, first: int) -> bool:
-    """Return whether a line is whole and belongs to an earlier batch, or to none."""
+    """Return whether a line is complete and belongs to an earlier batch, or to none."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
@@ -90,16 +89,16 @@ class Curves:
     """One run's reward and turns against the batch."""
 
     name: str
-    """The run's folder."""
+    """The name of the run's folder."""
 
     learning_rate: float | None
-    """As the run's ``config.json`` or its metrics have it."""
+    """From the run's ``config.json``, or else its metrics."""
 
     seed: int | None
-    """As the run's folder in a sweep has it."""
+    """From the name of the run's folder in a sweep."""
 
     steps: Sequence[int]
-    """Batches, counted from 0; those that no episode survived are left out."""
+    """Batches, counted from 0; batches without a graded episode are left out."""
 
     reward: Sequence[float]
     """Mean total reward of each batch."""
@@ -109,13 +108,13 @@ class Curves:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return the runs' folders: each path's own, or those in it.
+    """Return the folders of runs at or directly below the paths.
 
     Args:
         paths: Folders of runs, folders of such folders, or metrics files.
 
     Raises:
-        UsageError: One holds no metrics.
+        UsageError: A path has no metrics.
     """
     runs: list[Path] = []
     for path in paths:
@@ -135,8 +134,8 @@ def load_curves(run_dir: Path, *, reward_key: str | None = None, turns_key: str 
 
     Args:
         run_dir: The run's folder.
-        reward_key: The metric that is the reward; None looks for the usual names.
-        turns_key: The metric that is the turns per episode; None looks for the usual names.
+        reward_key: Name of the reward's metric; None tries :data:`REWARD_KEYS`.
+        turns_key: Name of the metric for turns per episode; None tries :data:`TURNS_KEYS`.
 
     Raises:
         UsageError: The run has no batch yet, or no such metric.
@@ -159,12 +158,12 @@ def load_curves(run_dir: Path, *, reward_key: str | None = None, turns_key: str 
 
 
 def load_runs(run_dirs: Sequence[Path], *, reward_key: str | None = None, turns_key: str | None = None) -> list[Curves]:
-    """Return the curves of runs, with names that tell them apart.
+    """Return the curves of runs, with distinct names.
 
     Args:
         run_dirs: The runs' folders.
-        reward_key: As in :func:`load_curves`.
-        turns_key: Likewise.
+        reward_key: See :func:`load_curves`.
+        turns_key: See :func:`load_curves`.
 
     Raises:
         UsageError: A run has no batch yet, or no such metric.
@@ -175,7 +174,7 @@ def load_runs(run_dirs: Sequence[Path], *, reward_key: str | None = None, turns_
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Return a name of each run: its folder's, with as many of the folders above as tell it from the others."""
+    """Return a name for each run: its folder's, with as many parent folders as it takes to be distinct."""
     known = {folder.resolve().parts for folder in folders}
 
     def name_of(parts: tuple[str, ...]) -> str:
@@ -187,7 +186,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def run_config(run_dir: Path) -> dict[str, Any]:
-    """Return the cookbook's ``config.json`` of a run; empty where there is none that can be read."""
+    """Return the cookbook's ``config.json`` of a run; empty if there is none, or it can't be read."""
     return object_or_empty(run_dir / "config.json")
 
 

@@ -1,7 +1,7 @@
 """A run as one HTML file: result, curves, batches and every episode turn by turn. It needs no network and no server.
 
-What terminals and policies wrote is data in it, never markup: it lies in a JSON block whose ``<`` are escaped, the
-script writes it as text only, and the page's own policy runs no other script than the one whose hash it names.
+Text of terminals and policies is data in the page, never markup: it is in a JSON block with escaped ``<``, the script
+inserts it as text only, and the page's content security policy allows only the script with the given hash.
 """
 
 import base64
@@ -28,13 +28,13 @@ from harbor_gym.types import EndReason
 
 PAGE_NAME = "report.html"
 MAX_EPISODES = 400
-"""Episodes on a page, by default."""
+"""Default limit of episodes on a page."""
 
 MAX_BYTES = 64 << 20
-"""Text and recordings on a page, in bytes: what a browser still opens quickly."""
+"""Default limit of text and recordings on a page, in bytes; a browser still opens it quickly."""
 
 MAX_RUNS = 2
-"""Runs that stand side by side."""
+"""Most runs on a page."""
 
 SCRIPTS = ("player.js", "elements.js", "list.js", "detail.js", "page.js")
 _FAILURE_TITLES = ("failure", "reason", "episodes", "which")
@@ -60,13 +60,13 @@ class Page:
 
 @dataclass(frozen=True)
 class Head:
-    """What stands above the episodes of one run."""
+    """The part of a page above the episodes of one run."""
 
     name: str
-    """The run, as the page names it."""
+    """The run's name on the page."""
 
     facts: Mapping[str, Any]
-    """Title → fact; None is left out."""
+    """Title → fact; facts that are None are not shown."""
 
     failures: Sequence[Sequence[str]] = ()
     """Rows of the table of an evaluation's failures."""
@@ -82,13 +82,13 @@ def write_page(
     max_episodes: int = MAX_EPISODES,
     max_bytes: int = MAX_BYTES,
 ) -> Page:
-    """Write the page of a run, or of two side by side; an existing one is replaced when the new one is whole.
+    """Write the page of a run, or of two side by side. An existing page is replaced atomically.
 
     Args:
-        run_dir: The run's folder, also of an unfinished run, of an evaluation, or of another recipe of the cookbook.
+        run_dir: The folder of a run, finished or not, of an evaluation, or of another recipe of the cookbook.
         path: The file to write; None is ``report.html`` in the (first) run's folder.
-        max_episodes: Episodes of each run to put into it; where there are more, every batch gives some.
-        max_bytes: Text and recordings of each run to put into it.
+        max_episodes: Most episodes of each run; a larger run is sampled evenly over its batches.
+        max_bytes: Most text and recordings of each run, in bytes.
 
     Raises:
         UsageError: A folder has neither metrics nor transcripts, or there are more than two.
@@ -113,7 +113,7 @@ def write_page(
 
 
 def require_shown_runs(folders: Sequence[Path]) -> None:
-    """Raise a :class:`UsageError` where a page can't show so many runs."""
+    """Raise a :class:`UsageError` if a page can't show this number of runs."""
     if not 1 <= len(folders) <= MAX_RUNS:
         raise UsageError(f"the page shows one run, or two side by side; got {len(folders)}")
 
@@ -139,13 +139,13 @@ def _document(folders: Sequence[Path], path: Path, chosen: Sequence[Chosen]) -> 
 
 
 def head_of(folder: Path, name: str, summaries: Sequence[Mapping[str, Any]], **more: str) -> Head:
-    """Return what stands above a run's episodes.
+    """Return the part of a page above a run's episodes.
 
     Args:
         folder: The run's folder.
-        name: Its name on the page.
-        summaries: Of its episodes.
-        more: Facts that the page adds.
+        name: The run's name on the page.
+        summaries: Summaries of its episodes.
+        more: Further facts by title.
     """
     records = read_metrics(folder / METRICS_NAME)
     evaluation = read_evaluation(folder)
@@ -165,15 +165,15 @@ def render(
     """Return the page's HTML.
 
     Args:
-        data: What the script gets.
-        heads: What stands above the episodes, of each run.
-        curves: Drawings of ours.
-        pictures: Addresses of drawings that the server has.
-        is_live: Whether the script may ask the server that the page came from.
+        data: The script's data, for JSON.
+        heads: The head of each run.
+        curves: Inline SVG drawings.
+        pictures: URLs of drawings at the live server.
+        is_live: Whether the script may send requests to the page's server.
     """
     style, script = _static("page.css"), "".join(map(_static, SCRIPTS))
     live = "; connect-src 'self'; img-src 'self'" if is_live else ""
-    # Whatever is filled in is escaped, but what the template names as safe: our own files, drawings and JSON.
+    # Every value is escaped except those that the template marks as safe: our own files, drawings and JSON.
     template = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True).from_string(
         _static("page.html.jinja")
     )
@@ -192,7 +192,7 @@ def render(
 
 
 def run_curves(folders: Sequence[Path]) -> list[str]:
-    """Return one drawing for each quantity, with a line for each run that has it."""
+    """Return an SVG for reward and one for turns, each with a line for every run that has them."""
     runs = [read_metrics(folder / METRICS_NAME) for folder in folders]
     names = distinct_names(folders)
     drawings: list[str] = []
@@ -209,7 +209,7 @@ def _points(records: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[tupl
 
 
 def _links(run_dir: Path, path: Path) -> str | None:
-    """Return how the page's folder reaches the run's transcripts; None where no relative address does."""
+    """Return the relative path from the page's folder to the run's transcripts; None if there is none."""
     try:
         return Path(os.path.relpath(run_dir.resolve() / "transcripts", path.resolve().parent)).as_posix()
     except ValueError:
@@ -225,7 +225,7 @@ def _hash(text: str) -> str:
 
 
 def _data(data: Mapping[str, Any]) -> str:
-    """Return JSON that can't end the block it lies in."""
+    """Return JSON that can't close its HTML element."""
     text = json.dumps(data, separators=(",", ":"))  # ASCII: no lone surrogate, no U+2028
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -242,7 +242,7 @@ def _facts(run_dir: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _dropped(summaries: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return how many of the episodes count nowhere, and of which tasks; None where all count."""
+    """Return the number of dropped episodes and their tasks; None if there are none."""
     dropped = Counter(str(episode["task"]) for episode in summaries if episode["end_reason"] == EndReason.DROPPED)
     played = Counter(str(episode["task"]) for episode in summaries)
     tasks = ", ".join(f"{task} {count} of {played[task]}" for task, count in dropped.most_common())

@@ -1,4 +1,4 @@
-"""The screens of a recording, turn by turn: pyte is the terminal, the extra ``render`` has it."""
+"""The screens of a recording, turn by turn, drawn by pyte (extra ``render``)."""
 
 import json
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ class Frame:
     """One turn of a recording."""
 
     at_sec: float
-    """When, with pauses cut to the recording's limit."""
+    """Seconds from the beginning, with pauses cut to the recording's limit."""
 
     label: str
-    """The turn's marker: its number and what was typed."""
+    """The turn's marker: its number and keystrokes."""
 
     typed: str
     """The keystrokes."""
 
     lines: tuple[str, ...]
-    """The screen after it; no line is wider than the terminal."""
+    """The screen after the turn; no line is wider than the terminal."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read an asciicast v2 of ours; one that is broken off has the turns before that.
+    """Read an asciicast v2 that this package wrote; an incomplete one is read up to its first broken line.
 
     Raises:
         MissingDependencyError: The extra ``render`` is not installed.
-        UsageError: The file can't be read, or is no recording of that format.
+        UsageError: The file can't be read, or is not an asciicast v2.
     """
     try:
         import pyte
     except ModuleNotFoundError as exc:
         raise MissingDependencyError('pictures of a recording need pyte: pip install "harbor-gym[render]"') from exc
     try:
-        place = path.resolve()  # whoever names a link means what it leads to
+        place = path.resolve()  # the user may name a symbolic link
         with open_regular(place, place.parent) as file:
             header, *lines = file.read().decode().splitlines() or [""]
         settings = json.loads(header)

@@ -1,4 +1,4 @@
-"""Summaries of a run's episodes from its folder: transcripts, and beside each its recording."""
+"""Read a run's episodes, each a transcript with its recording, and summarise them."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from harbor_gym.transcripts import episode_name
 from harbor_gym.types import ActionFormat
 
 _MAX_CAST_BYTES = 2 << 20
-"""A longer recording is left out of a page; its file stays."""
+"""A longer recording is left out of a page."""
 
 UNREADABLE = "unreadable"
 """End reason of an episode whose transcript can't be read."""
@@ -29,10 +29,10 @@ _PLACE = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?P<group>[^/]+)/
 
 @dataclass(frozen=True)
 class Chosen:
-    """The episodes that go onto a page."""
+    """The episodes that a page shows."""
 
     episodes: Sequence[dict[str, Any]]
-    """By batch, those of evaluations last."""
+    """The episodes by batch, evaluations last."""
 
     found: int
     """Episodes in the run's folder."""
@@ -44,12 +44,12 @@ class Chosen:
 
 
 def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
-    """Read episodes, evenly over the batches where not all are requested.
+    """Read a run's episodes; if there are too many, choose evenly over the batches.
 
     Args:
         run_dir: The run's folder.
-        most: Episodes to take at most.
-        max_bytes: Text and recordings to take at most, in bytes; the episode that exceeds it is the first left out.
+        most: Most episodes to read.
+        max_bytes: Most text and recordings to read, in bytes; reading stops at the episode that exceeds it.
     """
     paths = sorted((run_dir / "transcripts").rglob("*.json"))
     chosen: list[dict[str, Any]] = []
@@ -69,12 +69,12 @@ def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
 
 
 def read_episode(path: Path, run_dir: Path) -> dict[str, Any] | None:
-    """Return one episode with its place in the run and its recording; None for what is no whole transcript."""
+    """Return one episode with its place in the run and its recording; None if ``path`` is not a regular file."""
     return _read(path, run_dir)
 
 
 def summarize_episode(episode: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a list of episodes shows of one."""
+    """Return the fields of an episode for the list of episodes."""
     turns, group = episode["turns"], _GROUP.fullmatch(str(episode["group"]))
     tokens = [turn["sampled_tokens"] for turn in turns if isinstance(turn.get("sampled_tokens"), int)]
     return {
@@ -95,7 +95,7 @@ def title_of(episode: Mapping[str, Any]) -> str:
 
 
 def contains(episode: Mapping[str, Any], text: str) -> bool:
-    """Return whether a text stands anywhere in what was shown, answered or printed in an episode, whatever its case."""
+    """Return whether an episode's texts (observations, answers, verifier output …) contain ``text``, ignoring case."""
     wanted = text.casefold()
     verifier = episode.get("verifier") or {}
     parts = [episode.get("final_observation"), episode.get("error"), verifier.get("output"), episode.get("name")]
@@ -104,7 +104,7 @@ def contains(episode: Mapping[str, Any], text: str) -> bool:
 
 
 def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:
-    """Yield a first episode of every batch, then a second of each …; of every n-th batch where they are too many."""
+    """Return the first episode of every batch, then the second of each …; every n-th batch first if there are many."""
     batches: dict[Path, list[Path]] = {}
     for path in paths:
         batches.setdefault(path.parent.parent, []).append(path)
@@ -115,7 +115,7 @@ def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:
 
 
 def _read(path: Path, run_dir: Path) -> dict[str, Any] | None:
-    """Return one episode with its recording, or what stands for a transcript that can't be read; None for a link."""
+    """Return one episode with its recording, or a placeholder for an unreadable transcript; None for a link."""
     episode = read_transcript(path, run_dir) or _unreadable(path, run_dir)
     return None if episode is None else {**episode, "cast": _cast(path.with_suffix(".cast"), run_dir)}
 
@@ -123,13 +123,13 @@ def _read(path: Path, run_dir: Path) -> dict[str, Any] | None:
 def _unreadable(path: Path, run_dir: Path) -> dict[str, Any] | None:
     with contextlib.suppress(OSError):
         if stat.S_ISREG(path.lstat().st_mode):
-            error = f"{path} is no transcript that can be read: what it held is lost, remove it"
+            error = f"{path} can't be read as a transcript: its content is lost, remove it"
             return {**_place(path, run_dir), "end_reason": UNREADABLE, "error": error, "reward": None, "turns": []}
     return None
 
 
 def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
-    """Return one episode's document with its place in the run, or None for what is no whole transcript.
+    """Return one episode's document with its place in the run; None if it is not a complete transcript.
 
     Args:
         path: The transcript.
@@ -139,7 +139,7 @@ def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
         with open_regular(path, run_dir / "transcripts") as file:
             document = json.loads(file.read())
         if isinstance(document, dict) and isinstance(document.get("turns"), list):
-            settings = document.pop("settings", None)  # paths of this machine, which a page may leave
+            settings = document.pop("settings", None)  # has paths of this machine, and a page may be shared
             document.pop("tokens", None)
             can_be_played = isinstance(settings, dict) and settings.get("action_format") == ActionFormat.TERMINUS_JSON
             return {**document, **_place(path, run_dir, document), "can_be_played": can_be_played}

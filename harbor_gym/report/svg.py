@@ -1,4 +1,4 @@
-"""A chart as inline SVG: without the plot extra, with a tooltip for each point, in the colours of the page's style."""
+"""A chart as inline SVG, without the extra ``plot``: a tooltip for each point, and colours from the page's style."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ _NAME_LENGTH = 70
 
 
 def chart(lines: Sequence[tuple[str, Sequence[tuple[int, float]]]], *, label: str, top: float = 0.0) -> str:
-    """Return an SVG of a value against the batch, with a line for each run; points carry their figures as tooltips.
+    """Return an SVG of a value against the batch, with a line for each run and a tooltip for each point.
 
     Args:
-        lines: Of each run its name, and its points: batch, counted from 0, and value. What is no finite number is left
-            out. Several runs have a legend.
-        label: What is drawn.
-        top: A value that the axis reaches in any case.
+        lines: Each run's name and points (batch, counted from 0, and value). Values that are not finite are left out.
+            Several runs get a legend.
+        label: Name of the value.
+        top: The axis reaches at least this value.
     """
     lines = [(name, [(x, y) for x, y in points if math.isfinite(y)]) for name, points in lines]
     everything = [point for _, points in lines for point in points]
@@ -49,7 +49,7 @@ def chart(lines: Sequence[tuple[str, Sequence[tuple[int, float]]]], *, label: st
 
 
 def _legend(number: int, name: str) -> str:
-    """Return a run's row of the legend; a long name keeps its end, which tells runs apart."""
+    """Return a run's row of the legend; a long name is cut at its beginning, since ends distinguish runs."""
     y = 17 + _LEGEND_ROW * (number + 1)
     shown = name if len(name) <= _NAME_LENGTH else f"…{name[1 - _NAME_LENGTH :]}"
     sample = f'<line class="line run{number}" x1="{_LEFT}" x2="{_LEFT + 22}" y1="{y - 4}" y2="{y - 4}"/>'
@@ -67,7 +67,7 @@ def _line(number: int, run: str, points: Sequence[tuple[int, float]], places: Se
 
 
 def _nice_ticks(low: float, high: float) -> list[float]:
-    """Return round values, the first not above ``low``, the last not below ``high``."""
+    """Return round values from at most ``low`` to at least ``high``."""
     rough = (high - low or 1.0) / (_TICKS - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     size = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)

@@ -9,7 +9,7 @@ from harbor_gym._runtime.console.tables import markdown_table
 from harbor_gym.report.metrics import Curves
 
 WINDOW = 5
-"""Batches whose mean is the beginning of a run, and the end of it."""
+"""Number of batches at the beginning and at the end of a run whose means are compared."""
 
 _HEADER = (
     "learning rate",
@@ -23,17 +23,17 @@ _LEFT_COLUMNS = 2
 
 @dataclass(frozen=True)
 class Rate:
-    """A sweep's runs of one learning rate, or another run by itself."""
+    """A sweep's runs with one learning rate, or a single run outside of a sweep."""
 
     label: str
-    """The rate, or the name of a run that is no sweep's."""
+    """The learning rate, or the name of a run outside of a sweep."""
 
     runs: Sequence[Curves]
-    """Its runs, by seed."""
+    """The runs by seed."""
 
 
 def group_by_rate(runs: Sequence[Curves]) -> list[Rate]:
-    """Put a sweep's runs of a learning rate together, the highest rate first; other runs stay alone, at the end."""
+    """Group a sweep's runs by learning rate, the highest first; other runs follow one by one."""
 
     def rate_of(run: Curves) -> float:
         return -(run.learning_rate or 0.0)
@@ -45,7 +45,7 @@ def group_by_rate(runs: Sequence[Curves]) -> list[Rate]:
 
 
 def format_summary(runs: Sequence[Curves]) -> str:
-    """Return a Markdown table with a row per run, and one with the mean of each learning rate that has several."""
+    """Return a Markdown table with a row per run, and a row with the mean of each learning rate with several runs."""
     rows: list[tuple[str, ...]] = []
     for rate in group_by_rate(runs):
         ends = [_ends(run) for run in rate.runs]

@@ -1,8 +1,7 @@
-"""A live page of runs: a server for this machine that reads their folders anew whenever the page asks.
+"""A live page of runs: a server for this machine that reads the runs' folders again at each request.
 
-It listens on loopback, answers GET only, and only where the request names this machine as its host: a page of somebody
-else's, whose name was made to resolve to loopback, reads nothing. What it gives away are the runs' own transcripts,
-looked up by their names.
+It listens on loopback, answers GET only, and only requests whose ``Host`` is this machine, so that a foreign page whose
+name resolves to loopback (DNS rebinding) can read nothing. It serves only files of the runs' transcripts, by name.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ _STYLE = (
 
 @dataclass
 class _Run:
-    """One run's folder, and what was read of it."""
+    """One run's folder, with cached summaries."""
 
     folder: Path
     summaries: dict[Path, tuple[int, dict[str, Any]]] = field(default_factory=dict[Path, tuple[int, dict[str, Any]]])
@@ -47,7 +46,7 @@ class _Run:
         return self.folder / "transcripts"
 
     def episodes(self) -> list[dict[str, Any]]:
-        """Return a summary of every episode, by place; transcripts that have not changed are not read again."""
+        """Return a summary of every episode, by place; unchanged transcripts are not read again."""
         with self.lock:
             known: dict[Path, tuple[int, dict[str, Any]]] = {}
             for path in sorted(self.transcripts.rglob("*.json")):
@@ -62,17 +61,17 @@ class _Run:
         return sorted(found, key=lambda item: (item["split"] == "test", item["split"], item["batch"], item["name"]))
 
     def revision(self) -> str:
-        """Return what changes whenever an episode does."""
+        """Return a value that changes whenever an episode changes."""
         return f"{len(self.summaries)}-{max((changed for changed, _ in self.summaries.values()), default=0)}"
 
     def transcript_of(self, name: str) -> Path | None:
-        """Return an episode's transcript by the episode's name; None where there is no such episode."""
+        """Return an episode's transcript by the episode's name; None if there is no such episode."""
         path = self.transcripts / f"{name}.json"
         with self.lock:
             return path if path in self.summaries else None
 
     def content_of(self, name: str, suffix: str) -> bytes | None:
-        """Return what an episode's file holds; None where there is no such episode, or no file of its own."""
+        """Return the content of an episode's file; None if there is no such episode, or no regular file."""
         path = self.transcript_of(name)
         with contextlib.suppress(OSError):
             if path is not None:
@@ -81,7 +80,7 @@ class _Run:
         return None
 
     def search(self, text: str) -> list[str]:
-        """Return the names of the episodes that hold a text."""
+        """Return the names of the episodes that contain a text."""
         with self.lock:
             paths = list(self.summaries)
         read = (read_episode(path, self.folder) for path in paths)
@@ -92,8 +91,8 @@ class Viewer:
     """Serve the live page. Use it as a context manager, or call :meth:`start` and :meth:`stop`.
 
     Args:
-        run_dirs: One run's folder, or two to see side by side; finished or not.
-        port: Port on loopback; 0 is any free one.
+        run_dirs: The folder of one run, or of two to compare; finished or not.
+        port: Port on loopback; 0 takes a free one.
 
     Raises:
         UsageError: A folder is missing, there are more than two, or the port is taken.
@@ -118,7 +117,7 @@ class Viewer:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def start(self) -> None:
-        """Begin to answer, in a thread."""
+        """Start serving, in a thread."""
         self._thread.start()
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""A run's episodes live, in a tmux server of this machine: each pane plays recordings as they grow."""
+"""Show a run's episodes live in tmux: each pane plays recordings while they are written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SESSION = "episodes"
 _POLL_SEC = 0.2
 _LOOK_SEC = 1.0
-"""How often the folder of a run, which may hold many files, is searched for a newer recording."""
+"""Seconds between two searches for a newer recording; a run's folder may have many files."""
 _CLEAR = "\x1bc"
 _EPISODE = re.compile(r"episode_(\d+)\.cast")
 
@@ -33,12 +33,11 @@ _EPISODE = re.compile(r"episode_(\d+)\.cast")
 def open_watch(run_dir: Path, *, panes: int = 4) -> libtmux.Session:
     """Start a tmux server with one session for a run, or restart that session. Returns at once.
 
-    The server belongs to this user, listens on a socket of its own, and outlives the caller; ``session.kill()`` ends
-    it.
+    The server has its own socket and outlives the caller; ``session.kill()`` ends it.
 
     Args:
         run_dir: Folder of a training run or an evaluation, finished or not.
-        panes: Episodes to show at the same time; each is in the pane of its number modulo ``panes``.
+        panes: Number of panes; an episode is shown in the pane of its number modulo ``panes``.
 
     Raises:
         UsageError: There is no such folder.
@@ -58,7 +57,7 @@ def open_watch(run_dir: Path, *, panes: int = 4) -> libtmux.Session:
         window.split(shell=command)
         window.select_layout("tiled")
     for pane in window.panes:
-        pane.cmd("select-pane", "-d")  # keys that are typed would be echoed over the episode
+        pane.cmd("select-pane", "-d")  # disables input, which would be echoed over the episode
     name = printable(str(run_dir)).replace("#", "##").replace("%", "%%")
     window.cmd("set-option", "-w", "pane-border-status", "top")
     window.cmd("set-option", "-w", "pane-border-format", " #{pane_title} ")
@@ -74,21 +73,21 @@ def open_watch(run_dir: Path, *, panes: int = 4) -> libtmux.Session:
 
 
 def attach_argv(run_dir: Path) -> list[str]:
-    """Return the command that shows a run's session in the terminal where it is typed."""
+    """Return the command that attaches a terminal to a run's session."""
     return ["tmux", "-L", _socket_name(run_dir), "attach", "-t", SESSION]
 
 
 def play_pane(
     run_dir: Path, pane: int, panes: int, write: Callable[[str], object], *, is_over: Callable[[], bool] = lambda: False
 ) -> None:
-    """Write what the newest recording of one pane shows, as it grows, then that of the next. Blocks.
+    """Play the newest recording of one pane while it grows, then the next newer one. Blocks.
 
     Args:
         run_dir: Folder of the run.
         pane: Number of this pane, from 0.
         panes: Number of panes.
         write: Takes terminal output.
-        is_over: Asked between reads; ends the call.
+        is_over: Called between reads; True ends the call.
     """
     write(f"{_CLEAR}\x1b]2;waits for an episode\x07no recording yet below {printable(str(run_dir))}")
     shown: Path | None = None
@@ -111,7 +110,7 @@ def play_pane(
 
 
 def newest(run_dir: Path, pane: int, panes: int) -> Path | None:
-    """Return the recording of a pane that was written to last."""
+    """Return the pane's recording that was modified last; None if there is none."""
     found: list[tuple[float, Path]] = []
     for path in run_dir.rglob("*.cast"):
         number = _EPISODE.fullmatch(path.name)
@@ -124,11 +123,11 @@ def newest(run_dir: Path, pane: int, panes: int) -> Path | None:
 
 
 def _growing(path: Path, run_dir: Path) -> Iterator[str]:
-    """Yield what a recording prints, for ever; an empty string where it has printed nothing for a while."""
+    """Yield a recording's output without end; an empty string means that there is no new output."""
     rest = ""
     try:
         opened = open_regular(path, run_dir)
-    except OSError:  # gone, or none any more
+    except OSError:  # removed, or no longer a regular file
         return
     with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as recording:
         while True:
@@ -141,7 +140,7 @@ def _growing(path: Path, run_dir: Path) -> Iterator[str]:
 
 
 def _output(line: str) -> str:
-    """Return what an event of an asciicast prints; nothing for the header, markers and what is no event."""
+    """Return the output of an asciicast's line; empty for the header, other events and invalid lines."""
     try:
         event = json.loads(line)
     except ValueError:

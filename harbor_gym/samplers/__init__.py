@@ -1,4 +1,4 @@
-"""Policies that answer an episode's prompts, in token ids or in messages."""
+"""Samplers, which answer an episode's prompts in token ids or in messages."""
 
 from harbor_gym.errors import BudgetSpentError
 from harbor_gym.samplers.batch import BatchSampler

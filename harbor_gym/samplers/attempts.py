@@ -1,4 +1,4 @@
-"""Attempts at one request to an engine: another one while it is overloaded, starts anew, or can't be reached."""
+"""Retries of a request to an engine that is overloaded, restarting, or unreachable."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ class AttemptError(SamplerError):
     """An attempt failed."""
 
     headers: Mapping[str, str] = MappingProxyType({})
-    """Those of the answer, if there was one."""
+    """The answer's headers, if there was an answer."""
 
     @property
     def may_pass(self) -> bool:
@@ -24,10 +24,10 @@ class AttemptError(SamplerError):
 
 
 class StatusError(AttemptError):
-    """The engine answered with another status than 200."""
+    """The engine answered with a status other than 200."""
 
     status: int = 0
-    """The status."""
+    """The HTTP status."""
 
     body: str = ""
     """The answer's text."""
@@ -39,13 +39,13 @@ class StatusError(AttemptError):
 
 
 def status_error(refusal: str, status: int, body: str, headers: Mapping[str, str]) -> HarborGymError:
-    """Return the error of an answer with another status than 200: a ``StatusError``, or an ``EngineSettingsError``.
+    """Return the error for a status other than 200: a ``StatusError``, or an ``EngineSettingsError``.
 
     Args:
-        refusal: The answer as people read it.
-        status: Its status.
-        body: Its text.
-        headers: Its headers.
+        refusal: The error's message.
+        status: The answer's HTTP status.
+        body: The answer's text.
+        headers: The answer's headers.
     """
     if (wrong := settings_error(refusal, status, body)) is not None:
         return wrong
@@ -57,12 +57,12 @@ def status_error(refusal: str, status: int, body: str, headers: Mapping[str, str
 async def ask_patiently[T](
     ask: Callable[[], Awaitable[T]], *, max_attempts: int, note: Callable[[str], object] = lambda _: None
 ) -> T:
-    """Return the answer to a request that is sent again, after a pause, while its failure may pass.
+    """Send a request until it succeeds, with a pause after each failure that may pass.
 
     Args:
-        ask: Sends it once.
-        max_attempts: How often it is sent at most.
-        note: Called with each failure that another attempt follows.
+        ask: Sends the request once.
+        max_attempts: Most attempts; the last one's error is raised.
+        note: Called with the message of each failure before another attempt.
     """
     for attempt in range(1, max_attempts):
         try:

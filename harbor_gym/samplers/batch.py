@@ -1,4 +1,4 @@
-"""Many episodes on the portal's loop, sampled in batches by one blocking function in the trainer's thread."""
+"""Run many episodes on the portal's loop; a blocking function in the trainer's thread samples for them in batches."""
 
 import asyncio
 import concurrent.futures
@@ -16,7 +16,7 @@ from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import Rollout, Sample
 
 type Generate = Callable[[list[list[int]]], Sequence[Sample | Exception]]
-"""Samples one message for each prompt, in order. An exception in a sample's place ends that prompt's episode alone."""
+"""Samples one message per prompt, in order. An exception in a sample's place is raised in that prompt's episode."""
 
 type MakeEnv = Callable[[], TokenTerminalEnv]
 """Makes the environment of one attempt at an episode."""
@@ -33,13 +33,13 @@ class _Request:
 class BatchSampler:
     """Answer the prompts of many episodes in batches, for trainers whose engine samples whole batches and blocks.
 
-    The object is the episodes' sampler. A batch is due when every live episode waits for its answer, or ``linger_sec``
-    after the first of them asked; while a batch is sampled, the next one gathers.
+    Use this object as the episodes' sampler. A batch is sampled when every live episode waits for its answer, or
+    ``linger_sec`` after the first prompt. While a batch is being sampled, prompts for the next one are collected.
 
     Args:
-        generate: Samples a batch. It is called by the thread that calls :meth:`run`, one batch at a time.
-        linger_sec: Longest wait for other episodes, in seconds, while nothing is being sampled.
-        max_batch_size: Prompts in a batch; None is no limit.
+        generate: Samples a batch. It is called in the thread that calls :meth:`run`, one batch at a time.
+        linger_sec: Longest wait for other episodes' prompts, in seconds, while nothing is being sampled.
+        max_batch_size: Most prompts in a batch; None is no limit.
 
     Raises:
         UsageError: A number is out of range.
@@ -65,11 +65,11 @@ class BatchSampler:
         self._task: asyncio.Task[Any] | None = None
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
-        """Wait for the sample of one prompt.
+        """Return the sample of one prompt.
 
         Raises:
-            Exception: What ``generate`` returned in this sample's place.
-            UsageError: No :meth:`run` is under way.
+            Exception: ``generate`` returned it in this sample's place.
+            UsageError: No :meth:`run` is active.
         """
         if self._live == 0:
             raise UsageError("a BatchSampler answers only the episodes of its own run")
@@ -85,11 +85,11 @@ class BatchSampler:
     def run_episodes(
         self, make_envs: Sequence[Callable[[], TokenTerminalEnv]], *, max_retries: int = 1
     ) -> list[Rollout]:
-        """Run one episode of each environment, side by side, and return them in order. Blocks.
+        """Run one episode of each environment concurrently, and return the rollouts in order. Blocks.
 
         Args:
-            make_envs: Makes the environment of one attempt at an episode. Called on the portal's loop.
-            max_retries: Of each episode, see :func:`harbor_gym.run_with_retries`.
+            make_envs: For each episode, a function that makes the environment of one attempt, on the portal's loop.
+            max_retries: Retries of each episode, see :func:`harbor_gym.run_with_retries`.
 
         Raises:
             Exception: As :meth:`run`.
@@ -99,14 +99,15 @@ class BatchSampler:
     def run_groups(
         self, groups: Sequence[Sequence[MakeEnv]], stragglers: Stragglers, *, max_retries: int = 1
     ) -> list[tuple[list[Rollout], ClosedGroup[Rollout]]]:
-        """Run groups of episodes side by side, each as :func:`harbor_gym.stragglers.play_rollouts` does. Blocks.
+        """Run groups of episodes concurrently, each by :func:`harbor_gym.stragglers.play_rollouts`. Blocks.
 
-        A batch that is being sampled at the deadline is not cut short; its late answers are not used.
+        A batch that is being sampled at the deadline is finished, and its late answers are not used.
 
         Args:
-            groups: What makes the environments of each group. Its further episodes have the last one's.
-            stragglers: What is done about the slowest episodes of each.
-            max_retries: Of each episode, see :func:`harbor_gym.run_with_retries`.
+            groups: For each group, a function per episode that makes the environment of one attempt. Over-sampled
+                episodes use the group's last function.
+            stragglers: How to treat the slowest episodes of each group.
+            max_retries: Retries of each episode, see :func:`harbor_gym.run_with_retries`.
 
         Raises:
             Exception: As :meth:`run`.
@@ -123,23 +124,23 @@ class BatchSampler:
         return self._run_blocking([lambda makes=makes: play_group(makes) for makes in groups], live)
 
     def run[T](self, jobs: Sequence[Job[T]]) -> list[T]:
-        """Run jobs that use this object as their sampler, side by side on the portal's loop, and sample here. Blocks.
+        """Run jobs that use this object as their sampler on the portal's loop, and sample in this thread. Blocks.
 
         Args:
-            jobs: Async functions.
+            jobs: Async functions without arguments, one per episode.
 
         Returns:
-            Their results, in order.
+            The jobs' results, in order.
 
         Raises:
-            Exception: The first that a job or ``generate`` raised. The other jobs are cancelled and waited for
-                first, as they are after an interrupt.
-            UsageError: A run is under way already, or ``generate`` returned another number of samples.
+            Exception: The first that a job or ``generate`` raised. The other jobs are cancelled and awaited first, also
+                after an interrupt.
+            UsageError: A run is active already, or ``generate`` returned a wrong number of samples.
         """
         return self._run_blocking([lambda job=job: self._run_one(job) for job in jobs], len(jobs))
 
     def _run_blocking[T](self, jobs: Sequence[Job[T]], live: int) -> list[T]:
-        """Run jobs whose episodes, so many in all, are each in :meth:`_run_one`."""
+        """Run jobs that call :meth:`_run_one` for each of their episodes, ``live`` episodes in all."""
         if self._live:
             raise UsageError("a BatchSampler runs one batch of episodes at a time")
         self._live = live
@@ -184,7 +185,7 @@ class BatchSampler:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Give the trainer's thread the next batch if it is due, and else see to it that it will be."""
+        """Give the trainer's thread the next batch if it is due, or else start the timer for it."""
         if self._is_sampling or not self._waiting:
             return
         size = min(self._live, self._max_batch_size or self._live)

@@ -1,6 +1,6 @@
 """An OpenAI-style chat endpoint as the policy of the text environment. For evaluation, and trainers that record tokens.
 
-Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or a server of its own, behind the address.
+Nothing is tokenised here. A trainer that needs tokens serves the endpoint itself, for instance by the gateway.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.types import ActionFormat, EndReason, Rollout, StepResult, StopReason, Transcript, Turn
 
 _RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
-"""Parts of an answer that go back as they came: a server that records turns sees its own answer again."""
+"""Fields of an answer that the next request repeats, so that a server that records turns recognises its answer."""
 
 type Messages = list[dict[str, Any]]
 
@@ -31,23 +31,23 @@ class ChatAnswer:
     """One answer of a chat endpoint."""
 
     text: str
-    """Content, and tool calls as text behind it."""
+    """The content, followed by tool calls as text."""
 
     message: Mapping[str, Any]
-    """The message as it goes back in the next request."""
+    """The message for the next request's history."""
 
     stop_reason: StopReason = "stop"
     """Why sampling stopped."""
 
     prompt_tokens: int = 0
-    """Length of the prompt in tokens, as the endpoint counts; 0 where it does not."""
+    """Length of the prompt in tokens, as the endpoint reports it; 0 if it does not."""
 
     sampled_tokens: int = 0
-    """Length of the answer in tokens; likewise."""
+    """Length of the answer in tokens, as the endpoint reports it; 0 if it does not."""
 
 
 class AsksChat(Protocol):
-    """An object that answers chats as :class:`ChatEndpoint` does."""
+    """The interface of :class:`ChatEndpoint` and its wrappers."""
 
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
@@ -55,8 +55,8 @@ class AsksChat(Protocol):
         """Return the answer to a chat.
 
         Args:
-            messages: The whole chat, with earlier answers as ``ChatAnswer.message`` has them.
-            tools: Tools that the model may call, as chat completions declare them.
+            messages: The whole chat, with ``ChatAnswer.message`` for earlier answers.
+            tools: Tools that the model may call, in the format of chat completions.
 
         Raises:
             ContextOverflowError: The chat does not fit the context window.
@@ -66,9 +66,9 @@ class AsksChat(Protocol):
 
 
 class ChatEndpoint(EngineClient):
-    """Ask an OpenAI-style endpoint (``POST /v1/chat/completions``). One serves any number of episodes at once.
+    """Client of an OpenAI-style endpoint (``POST /v1/chat/completions``), for any number of concurrent episodes.
 
-    Use it as a context manager.
+    Use it as an async context manager.
 
     Args:
         base_url: The endpoint's address, with or without ``/v1``.
@@ -77,12 +77,12 @@ class ChatEndpoint(EngineClient):
         temperature: Sampling temperature; None leaves it to the endpoint.
         api_key_env: Name of the environment variable that holds the key; None sends no key.
         timeout_sec: Longest wait for one answer, in seconds; None is no limit.
-        max_attempts: How often a request is sent while the endpoint can't be reached, fails, or is overloaded.
+        max_attempts: Most attempts at a request while the endpoint can't be reached, fails, or is overloaded.
         extra_body: Further fields of each request, such as ``tools`` or ``reasoning_effort``.
-        api_key: The key itself, where it is made for one episode and stands in no environment variable.
+        api_key: The key itself, if it is in no environment variable, such as one made for a single episode.
 
     Raises:
-        UsageError: ``api_key_env`` names a variable that is not set, or stands beside ``api_key``.
+        UsageError: The variable ``api_key_env`` is not set, or ``api_key`` is given as well.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class ChatEndpoint(EngineClient):
         """Return the answer to a chat.
 
         Args:
-            messages: The whole chat.
-            tools: Tools that the model may call, as chat completions declare them.
+            messages: See :meth:`AsksChat.__call__`.
+            tools: See :meth:`AsksChat.__call__`.
 
         Raises:
             ContextOverflowError: The chat does not fit the context window.
@@ -139,18 +139,18 @@ async def run_chat_episode(
 ) -> Rollout:
     """Run one episode to its end and close the environment.
 
-    An episode that goes on from another one's turn (``start_from``, ``fork``) has that one's messages before its own.
+    The chat of an episode that continues another one (``start_from``, ``fork``) begins with that one's messages.
 
     Args:
         env: A text environment; it is closed in any case.
-        ask: Asked once a turn with the whole chat, such as a :class:`ChatEndpoint`. Its :class:`BudgetSpentError` ends
+        ask: Called once a turn with the whole chat, such as a :class:`ChatEndpoint`. Its :class:`BudgetSpentError` ends
             the episode truncated.
-        ends_without_tool_call: In the format ``bash-tool``, take an answer without a tool call for the end of the
-            policy's work (``EndReason.NO_TOOL_CALL``) instead of a message that could not be read.
-        keep: Called before each answer but the first.
+        ends_without_tool_call: Whether, in the format ``bash-tool``, an answer without a tool call ends the policy's
+            work (``EndReason.NO_TOOL_CALL``) instead of counting as unreadable.
+        keep: Called with a snapshot before each answer but the first.
 
     Returns:
-        The chat (``messages``) and its reward, with the sum of each metric over the calls. A failure of sandbox,
+        The chat (``messages``) and its reward, with the sum of each metric over the turns. A failure of sandbox,
         terminal, verifier or endpoint comes back as ``INFRASTRUCTURE_ERROR``, without a reward.
 
     Raises:
@@ -227,7 +227,7 @@ def _calls_nothing(env: AsyncTerminalGymEnv, answer: ChatAnswer) -> bool:
 
 
 def _replies(answer: ChatAnswer, observation: str) -> Messages:
-    """Return what the terminal shows as the endpoint expects it: a user's message, or a result for every call."""
+    """Return an observation as the endpoint expects it: a user message, or a result for every tool call."""
     calls = cast("list[dict[str, Any]]", answer.message.get("tool_calls") or [])
     if not calls:
         return [{"role": "user", "content": observation}]
@@ -249,7 +249,7 @@ def _read_answer(answer: object) -> ChatAnswer:
     calls = [_read_call(call) for call in cast("list[object]", message.get("tool_calls") or [])]
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise SamplerError("the endpoint's message has a content that is no text")
+        raise SamplerError("the endpoint's message has a content that is not text")
     usage = cast("dict[str, Any]", envelope.get("usage") or {})
     return ChatAnswer(
         write_calls(content or "", calls),

@@ -1,4 +1,4 @@
-"""Samplers over engines that serve token ids: input and output are never text."""
+"""A sampler for engines that take and return token ids, such as vLLM; nothing passes as text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -12,12 +12,12 @@ from harbor_gym.types import Sample, StopReason
 class CompletionsSampler(EngineClient):
     """Sample from an engine's ``POST /v1/completions`` with a prompt of token ids, as vLLM serves it.
 
-    The sampled ids come from ``return_token_ids`` (vLLM 0.10.2 and later) or, where the engine ignores that, from
+    The sampled ids come from ``return_token_ids`` (vLLM 0.10.2 and later) or, if the engine ignores that, from
     ``return_tokens_as_token_ids``. An engine that returns neither is refused: ids must not be guessed from text. The
-    log-probabilities are those of the distribution that was sampled from only if the engine applies temperature before
-    it reports them (vLLM: ``--logprobs-mode processed_logprobs``), or if the temperature is 1.
+    log-probabilities are those of the sampling distribution only if the engine applies the temperature before it
+    reports them (vLLM: ``--logprobs-mode processed_logprobs``), or if the temperature is 1.
 
-    Use it as a context manager; one sampler serves any number of episodes at once.
+    Use it as an async context manager; one sampler serves any number of concurrent episodes.
 
     Args:
         base_url: The engine's address, with or without ``/v1``.
@@ -25,13 +25,13 @@ class CompletionsSampler(EngineClient):
         max_tokens: Longest answer, in tokens.
         temperature: Sampling temperature.
         api_key_env: Name of the environment variable that holds the engine's key; None sends no key.
-        stop_token_ids: Tokens that end an answer, beside the model's own.
-        timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included.
-        max_attempts: How often a request is sent while the engine can't be reached, fails, or is overloaded.
+        stop_token_ids: Tokens that end an answer, in addition to the model's own.
+        timeout_sec: Longest wait for one answer, in seconds, including queueing in the engine.
+        max_attempts: Most attempts at a request while the engine can't be reached, fails, or is overloaded.
         extra_body: Further fields of the request, such as ``top_p`` or ``lora_name``.
 
     Raises:
-        UsageError: ``api_key_env`` names a variable that is not set.
+        UsageError: The variable ``api_key_env`` is not set.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CompletionsSampler(EngineClient):
             "logprobs": 1,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            # The prompt is whole: an engine that puts a begin-of-text token before it would change it.
+            # The prompt is complete: the engine must not prepend a begin-of-text token.
             "add_special_tokens": False,
             "skip_special_tokens": False,
             **({"stop_token_ids": list(stop_token_ids)} if stop_token_ids else {}),
@@ -69,7 +69,7 @@ class CompletionsSampler(EngineClient):
 
         Raises:
             ContextOverflowError: The prompt does not fit the engine's context window.
-            SamplerError: The engine can't be reached, refuses the request, or ends a message otherwise.
+            SamplerError: The engine can't be reached, refuses the request, or ends a message in an unknown way.
             EngineSettingsError: The engine refuses the key or the model, or returns no token ids or log-probabilities.
             UsageError: The sampler is not open.
         """
@@ -80,7 +80,8 @@ def _read_sample(answer: object) -> Sample:
     """Return the sample in an engine's answer.
 
     Raises:
-        SamplerError: There is none.
+        SamplerError: The answer has no sample.
+        EngineSettingsError: The answer has no token ids or no log-probabilities.
     """
     match answer:
         case {"choices": [{"finish_reason": ("stop" | "length") as reason, **rest}]}:
@@ -100,7 +101,7 @@ def _read_sample(answer: object) -> Sample:
     if not isinstance(values, list) or len(cast("list[object]", values)) != len(tokens):
         raise SamplerError(f"the engine returned no log-probability for each of {len(tokens)} tokens")
     if not all(isinstance(value, int | float) for value in cast("list[object]", values)):
-        raise SamplerError("the engine returned log-probabilities that are no numbers")
+        raise SamplerError("the engine returned log-probabilities that are not numbers")
     return Sample(tokens, [float(value) for value in cast("list[float]", values)], cast("StopReason", reason))
 
 

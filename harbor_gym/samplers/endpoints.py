@@ -1,6 +1,6 @@
-"""Check whether a server answers at all, before a run and while it runs.
+"""Check whether a server answers at all, before a run and during it.
 
-Clients try again for minutes, which is right for a service under load and wrong for a dead one.
+Clients retry for minutes, which is right for a service under load and wrong for a dead one.
 """
 
 import asyncio
@@ -13,25 +13,25 @@ import aiohttp
 from harbor_gym.errors import HarborGymError, UsageError
 
 ANSWER_SEC = 5.0
-"""How long a server may take to answer a look."""
+"""How long a server may take to answer a check."""
 
 POLL_SEC = 5.0
 LOOKS = 3
-"""Looks in a row without an answer after which a server counts as gone."""
+"""Failed checks in a row after which a server counts as gone."""
 
 
 class ServiceLostError(HarborGymError):
-    """The server that samples and trains does not answer any more."""
+    """The server that samples and trains no longer answers."""
 
     is_infrastructure = True
 
 
 async def find_silence(base_url: str, *, timeout_sec: float = ANSWER_SEC) -> str | None:
-    """Return why a server does not answer; None where it does, with whatever status.
+    """Return why a server does not answer; None if it answers, with any status.
 
     Args:
-        base_url: Its address. Proxies of the process's environment are used.
-        timeout_sec: How long it may take.
+        base_url: The server's address. Proxies from the process's environment variables are used.
+        timeout_sec: Longest wait for the answer, in seconds.
     """
     timeout = aiohttp.ClientTimeout(total=timeout_sec)
     try:
@@ -54,30 +54,30 @@ async def find_silence(base_url: str, *, timeout_sec: float = ANSWER_SEC) -> str
 
 
 def why_unreachable(exc: aiohttp.ClientError) -> str:
-    """Return the system's reason where no connection came about, as "Connection refused"; else what aiohttp says."""
+    """Return the system's reason if no connection was made, such as "Connection refused"; else aiohttp's message."""
     if isinstance(exc, aiohttp.ClientConnectorError):
         cause = exc.os_error
-        if cause.errno is None or isinstance(cause, socket.gaierror | ssl.SSLError):  # whose numbers are others
+        if cause.errno is None or isinstance(cause, socket.gaierror | ssl.SSLError):  # their numbers are not errnos
             return str(cause.strerror or cause)
         return os.strerror(cause.errno)
     return " ".join(str(exc).split()) or type(exc).__name__
 
 
 async def require_endpoint(base_url: str) -> None:
-    """Look once.
+    """Check a server once.
 
     Raises:
-        UsageError: Nothing answers at that address.
+        UsageError: The server does not answer.
     """
     if (silence := await find_silence(base_url)) is not None:
         raise UsageError(f"--base-url {base_url}: {silence}")
 
 
 async def watch_endpoint(base_url: str) -> None:
-    """Look again and again, until the server is gone or this is cancelled.
+    """Check a server every ``POLL_SEC`` seconds, until it is gone or this is cancelled.
 
     Raises:
-        ServiceLostError: It did not answer several times in a row.
+        ServiceLostError: The server did not answer ``LOOKS`` checks in a row.
     """
     silent = 0
     while True:

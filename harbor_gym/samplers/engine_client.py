@@ -1,4 +1,4 @@
-"""One address of an engine over HTTP: JSON in, JSON out, asked again while the engine is overloaded."""
+"""An HTTP client of an inference engine: JSON requests and answers, with retries while the engine is overloaded."""
 
 import asyncio
 import contextlib
@@ -18,24 +18,24 @@ from harbor_gym.samplers.overflow import is_overflow
 
 _SHOWN_CHARACTERS = 300
 _WINDOW_SEC = 10.0
-"""Longest wait for the page of models; without it the engine itself refuses what does not fit."""
+"""Longest wait for the list of models. Without the list, only the engine's refusals limit a prompt."""
 
 _NOT_OPEN = "this sampler is not open: use it as an `async with` block"
 
 
 class EngineClient:
-    """What sends requests to one address. Use it as a context manager; any number of requests at once.
+    """Sends requests to one URL of an engine, any number concurrently. Use it as an async context manager.
 
     Args:
         base_url: The engine's address, with or without ``/v1``.
-        path: Path behind the address, such as ``/v1/completions``.
+        path: Path of the URL, such as ``/v1/completions``.
         api_key_env: Name of the environment variable that holds the engine's key; None sends no key.
-        timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included; None is no limit.
-        max_attempts: How often a request is sent when the engine can't be reached or is overloaded.
-        api_key: The key itself, where it is made for one episode and stands in no environment variable.
+        timeout_sec: Longest wait for one answer, in seconds, including queueing in the engine; None is no limit.
+        max_attempts: Most attempts at a request while the engine can't be reached, fails, or is overloaded.
+        api_key: The key itself, if it is in no environment variable, such as one made for a single episode.
 
     Raises:
-        UsageError: ``api_key_env`` names a variable that is not set, or stands beside ``api_key``.
+        UsageError: The variable ``api_key_env`` is not set, or ``api_key`` is given as well.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EngineClient:
     ) -> None:
         root = base_url.rstrip("/").removesuffix("/v1")
         self.url, self._models_url = f"{root}{path}", f"{root}/v1/models"
-        """Where requests go."""
+        """The URL of requests."""
         self._timeout_sec, self._max_attempts = timeout_sec, max_attempts
         self._headers: dict[str, str] = {}
         if api_key is not None and api_key_env is not None:
@@ -65,11 +65,11 @@ class EngineClient:
         self.has_answered = False
         """Whether the engine has answered a request."""
         self.last_failure = ""
-        """What the last attempt that was made again failed with; empty where there was none."""
+        """Message of the last failure that was retried; empty if there was none."""
 
     @property
     def waited_sec(self) -> float:
-        """How long the oldest request under way has been waiting, its failed attempts included; 0.0 without any."""
+        """Seconds that the oldest unanswered request has waited, including failed attempts; 0.0 without one."""
         return time.monotonic() - min(self._waiting.values()) if self._waiting else 0.0
 
     async def __aenter__(self) -> Self:
@@ -91,10 +91,10 @@ class EngineClient:
             await session.close()
 
     async def context_tokens(self) -> int | None:
-        """Return the context window in tokens that the engine tells (``max_model_len`` of ``/v1/models``), asked once.
+        """Return the context window in tokens that the engine reports (``max_model_len`` of ``/v1/models``). Cached.
 
         Returns:
-            None where it serves no such page, or models with different windows.
+            None if the engine does not report it, or serves models with different windows.
 
         Raises:
             UsageError: The client is not open.
@@ -106,7 +106,7 @@ class EngineClient:
         return await asyncio.shield(self._window)
 
     async def _post(self, body: Mapping[str, Any]) -> object:
-        """Send a request and return the JSON that answers it.
+        """Send a request and return the JSON value of the answer.
 
         Raises:
             ContextOverflowError: The prompt does not fit the engine's context window.
@@ -147,7 +147,7 @@ class EngineClient:
             raise AttemptError(f"{self.url} can't be reached: {why_unreachable(exc)}") from exc
 
     def _without_key(self, text: str) -> str:
-        """Return text without the key, which some engines repeat where they refuse it."""
+        """Return text without the key, which some engines repeat when they refuse it."""
         key = self._headers.get("Authorization", "").removeprefix("Bearer ")
         return text.replace(key, "***") if key else text
 
@@ -172,7 +172,7 @@ def _refusal(url: str, status: int, text: str) -> str:
 
 
 def _stated_reason(text: str) -> str:
-    """Return the message of an error as OpenAI's and vLLM's are; of any other answer its text."""
+    """Return the message in an error of OpenAI's or vLLM's format; else the whole text."""
     with contextlib.suppress(ValueError):
         match json.loads(text):
             case {"error": {"message": str() as said}}:

@@ -12,7 +12,7 @@ _WORDS = re.compile(
     r"|max_(completion_)?tokens'? (or '\w+' )?is too large|inputs` tokens \+ `max_new_tokens` must be",
     re.IGNORECASE,
 )
-"""Words of OpenAI, vLLM, SGLang, llama.cpp, text-generation-inference, xAI, Anthropic and Bedrock."""
+"""Messages of OpenAI, vLLM, SGLang, llama.cpp, text-generation-inference, xAI, Anthropic and Bedrock."""
 
 
 def is_overflow(status: int, body: str) -> bool:
@@ -20,6 +20,6 @@ def is_overflow(status: int, body: str) -> bool:
 
     Args:
         status: The answer's HTTP status.
-        body: What came with it.
+        body: The answer's text.
     """
     return status in _STATUSES and _WORDS.search(body) is not None

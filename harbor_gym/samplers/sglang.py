@@ -1,4 +1,4 @@
-"""A sampler over SGLang's own endpoint, which takes and returns token ids."""
+"""A sampler for SGLang's own endpoint, which takes and returns token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -13,11 +13,10 @@ from harbor_gym.types import Sample, StopReason
 class SGLangSampler(EngineClient):
     """Sample from SGLang's ``POST /generate`` with a prompt of token ids.
 
-    The sampled ids are those of ``output_token_logprobs``, so each has its log-probability. These are of the
-    distribution that was sampled from, unless the engine runs with ``SGLANG_RETURN_ORIGINAL_LOGPROB``; then only at a
-    temperature of 1.
+    The sampled ids are those of ``output_token_logprobs``, so each has its log-probability. These are of the sampling
+    distribution, unless the engine runs with ``SGLANG_RETURN_ORIGINAL_LOGPROB``; then only at a temperature of 1.
 
-    Use it as a context manager; one sampler serves any number of episodes at once.
+    Use it as an async context manager; one sampler serves any number of concurrent episodes.
 
     Source: https://docs.sglang.io/basic_usage/sampling_params.html
 
@@ -26,14 +25,14 @@ class SGLangSampler(EngineClient):
         max_tokens: Longest answer, in tokens.
         temperature: Sampling temperature.
         api_key_env: Name of the environment variable that holds the engine's key; None sends no key.
-        stop_token_ids: Tokens that end an answer, beside the model's own.
-        timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included.
-        max_attempts: How often a request is sent while the engine can't be reached, fails, or is overloaded.
+        stop_token_ids: Tokens that end an answer, in addition to the model's own.
+        timeout_sec: Longest wait for one answer, in seconds, including queueing in the engine.
+        max_attempts: Most attempts at a request while the engine can't be reached, fails, or is overloaded.
         sampling_params: Further sampling parameters, such as ``top_p``.
         extra_body: Further fields of the request, such as ``lora_path``.
 
     Raises:
-        UsageError: ``api_key_env`` names a variable that is not set.
+        UsageError: The variable ``api_key_env`` is not set.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class SGLangSampler(EngineClient):
         params: dict[str, Any] = {
             "max_new_tokens": max_tokens,
             "temperature": temperature,
-            # What is trained on must be all that was sampled, the stop token included.
+            # The trained tokens must be exactly the sampled ones, including the stop token.
             "skip_special_tokens": False,
             "no_stop_trim": True,
             **({"stop_token_ids": list(stop_token_ids)} if stop_token_ids else {}),
@@ -68,7 +67,7 @@ class SGLangSampler(EngineClient):
 
         Raises:
             ContextOverflowError: The prompt does not fit the engine's context window.
-            SamplerError: The engine can't be reached, refuses the request, or ends a message otherwise.
+            SamplerError: The engine can't be reached, refuses the request, or ends a message in an unknown way.
             EngineSettingsError: The engine refuses the key, or returns no token ids with log-probabilities.
             UsageError: The sampler is not open.
         """
@@ -79,7 +78,9 @@ def _read_sample(answer: object) -> Sample:
     """Return the sample in the engine's answer.
 
     Raises:
-        SamplerError: There is none.
+        SamplerError: The answer has no sample.
+        ContextOverflowError: The engine aborted, because the prompt does not fit its context window.
+        EngineSettingsError: The answer has no log-probabilities.
     """
     match answer:
         case {

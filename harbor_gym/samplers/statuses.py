@@ -1,4 +1,4 @@
-"""The meaning of an engine's HTTP status: another attempt, another setting, or neither."""
+"""Classify an engine's HTTP status: retry, wrong settings, or neither."""
 
 import email.utils
 import random
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from harbor_gym.errors import UsageError
 
 _RETRIED = frozenset({408, 409, 429})
-"""Retried with every status from 500 on. Source: the retry rules of OpenAI's client."""
+"""Statuses that are retried, like all from 500 on. Source: the retry rules of OpenAI's client."""
 
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 _UNKNOWN_MODEL = "model_not_found"
@@ -22,34 +22,34 @@ _SETTINGS: Mapping[int, str] = {
 """What to change, by status."""
 
 _ENDED_SESSION = "episode_ended"
-"""Code of a gateway's session whose budget ran out, which answers with 401, too."""
+"""Code of a gateway's session whose budget ran out, which also answers with 401."""
 
 _BACKOFF_SEC = 1.0
-"""Wait before the second attempt; doubled for each further one, up to the longest."""
+"""Wait before the second attempt; doubled for each further one, up to ``_MAX_BACKOFF_SEC``."""
 
 _MAX_BACKOFF_SEC, _MAX_ASKED_SEC = 8.0, 60.0
-"""Longest own wait, and longest that an engine may ask for: OpenAI's client honours no longer one either."""
+"""Longest backoff, and the longest wait of a ``Retry-After`` that is honoured, as in OpenAI's client."""
 
 _JITTER = 0.25
-"""Waits are shortened by up to this share, so that episodes that were refused together don't come back together."""
+"""Waits are shortened by up to this share, so that episodes that failed together don't retry together."""
 
 
 class EngineSettingsError(UsageError):
-    """The engine refuses the key, the model or what a sampler asks for: each further request would be refused, too."""
+    """The engine refuses the key or the model, or lacks a feature that the sampler needs; every request would fail."""
 
 
 def is_retried(status: int) -> bool:
-    """Return whether a later attempt may succeed: the engine restarts, reloads its weights, or is overloaded."""
+    """Return whether a later attempt may succeed, as when the engine restarts, reloads weights, or is overloaded."""
     return status in _RETRIED or status >= 500
 
 
 def settings_error(refusal: str, status: int, body: str) -> EngineSettingsError | None:
-    """Return the error of an answer that no later attempt and no other prompt changes; None for any other.
+    """Return an error if every later request would get the same answer, because a setting is wrong; else None.
 
     Args:
-        refusal: The answer as people read it.
-        status: Its HTTP status.
-        body: What came with it.
+        refusal: A description of the answer for the error's message.
+        status: The answer's HTTP status.
+        body: The answer's text.
     """
     if status == _BAD_REQUEST and _UNKNOWN_MODEL in body:
         status = _NOT_FOUND
@@ -59,10 +59,10 @@ def settings_error(refusal: str, status: int, body: str) -> EngineSettingsError 
 
 
 def pause_sec(headers: Mapping[str, str], attempt: int) -> float:
-    """Return how long to wait after an attempt that failed, in seconds.
+    """Return how long to wait after a failed attempt, in seconds.
 
     Args:
-        headers: Of the answer: ``Retry-After-Ms`` and ``Retry-After`` (seconds or a date) are honoured.
+        headers: The answer's headers; ``Retry-After-Ms`` and ``Retry-After`` (seconds or a date) are honoured.
         attempt: The attempt's number, from 1.
     """
     asked = _asked_sec(headers)

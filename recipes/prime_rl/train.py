@@ -4,7 +4,7 @@
     python recipes/prime_rl/train.py --config recipes/prime_rl/qwen3_8b_modal.toml --env-file .env --max-steps 20
     python recipes/prime_rl/train.py --config recipes/prime_rl/qwen3_8b_docker.toml --check
 
-Run it with the Python of Prime-RL's environment; what follows our flags goes to ``rl`` as it is.
+Run it with the Python of Prime-RL's environment. Further arguments are passed to ``rl`` unchanged.
 """
 
 from harbor_gym.cli.recipes.prime_rl import app

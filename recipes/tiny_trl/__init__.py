@@ -1,1 +1,1 @@
-"""What TRL's trainers need to run on a CPU without a cloud: a policy, its engine, and stand-ins for GPU kernels."""
+"""A policy, its engine, and replacements for GPU kernels, with which TRL's trainers run on a CPU without a cloud."""

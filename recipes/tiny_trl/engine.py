@@ -1,4 +1,4 @@
-"""A small engine on this machine that serves token ids over HTTP, with the shapes of vLLM's ``/v1/completions``."""
+"""A small inference engine on this machine that serves token ids over HTTP, in the format of vLLM's completions."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -28,8 +28,8 @@ class _Request:
 class CompletionsEngine:
     """Serve a model on loopback to any number of clients, in batches. Use it as a context manager.
 
-    It samples from the whole distribution: of a request's fields only ``prompt`` (token ids), ``max_tokens`` and
-    ``temperature`` count. For models of a few million weights.
+    Of a request's fields only ``prompt`` (token ids), ``max_tokens`` and ``temperature`` have an effect; it samples
+    from the whole distribution. For models of a few million weights.
 
     Args:
         model: The model. Its weights are copied by :meth:`load`, between batches.
@@ -44,15 +44,15 @@ class CompletionsEngine:
         self._runner: web.AppRunner | None = None
         self._batcher: asyncio.Task[None] | None = None
         self.url = ""
-        """Address, while it is open."""
+        """The engine's address, while it is open."""
         self.versions = 0
-        """How often weights were loaded."""
+        """How many times weights were loaded."""
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy weights into the model, once no batch is being sampled. From any thread; blocks.
+        """Copy weights into the model while no batch is being sampled. May be called in any thread; blocks.
 
         Raises:
-            UsageError: The model has no parameter of a name, or it has another shape.
+            UsageError: The model has no parameter of that name and shape.
         """
         get_portal().call(self._load, list(weights))
 
@@ -125,7 +125,7 @@ class CompletionsEngine:
         try:
             async with self._lock:
                 sampled = await asyncio.to_thread(self._sample, batch, temperature)
-        except Exception as exc:  # the boundary to the model: each client is informed
+        except Exception as exc:  # the boundary to the model: each client gets the error
             for request in batch:
                 if not request.answer.done():
                     request.answer.set_exception(exc)

@@ -1,7 +1,7 @@
-"""The smallest thing to learn: a task that requires one of four letters, and a policy that writes each equally often.
+"""A minimal problem: a task that requires one of four letters, and a policy that writes each letter equally often.
 
 The policy is a Qwen3 of some 200 000 weights that imitates four demonstrations, one for each letter, played in the
-spec's own sandbox. A trainer then has to find the right letter by the reward alone.
+spec's own sandbox. A trainer then has to find the right letter from the reward alone.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ANSWER = "/srv/answer"
 INSTRUCTION = f"Write the right letter, one of a b c d, into {ANSWER}.\n"
 COMMANDS = tuple(f"echo {letter} > {ANSWER}" for letter in LETTERS)
 SETTINGS: dict[str, Any] = {"action_format": "keystrokes", "confirm_task_complete": False, "max_turns": 3}
-"""Settings of a ``HarborSpec`` with ``agent="terminal"`` that the policy is made for."""
+"""The policy's settings of a ``HarborSpec`` with ``agent="terminal"``."""
 
 _TEST = f"""\
 #!/bin/bash
@@ -51,7 +51,7 @@ _LEARNING_RATE = 3e-3
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One episode as text: what the policy is shown, and what it answers, in turn."""
+    """One episode as text: the prompts and the answers, in order."""
 
     shown: list[str]
     answers: list[str]
@@ -76,14 +76,14 @@ def write_letter_task(directory: Path) -> Path:
 def make_letter_policy(
     spec: HarborSpec, out_dir: Path, *, seed: int = 0, steps: int = 150
 ) -> tuple[Path, Qwen3ForCausalLM, Any]:
-    """Play four demonstrations with a spec, and return a policy that imitates them. Blocks, for about half a minute.
+    """Play four demonstrations with a spec, and return a policy that imitates them. Blocks for about half a minute.
 
     Args:
-        spec: Of the one task that :func:`write_letter_task` writes, with the agent ``bash``, or ``terminal`` and
+        spec: The spec of the task of :func:`write_letter_task`, with the agent ``bash``, or ``terminal`` and
             :data:`SETTINGS`. Its sandboxes play the demonstrations.
-        out_dir: Becomes a Hugging Face directory of the policy.
-        seed: Decides the first weights.
-        steps: Steps of imitation. With fewer it writes a wrong word more often.
+        out_dir: The policy's Hugging Face directory.
+        seed: Seed of the initial weights.
+        steps: Steps of imitation. With fewer steps the policy makes typing errors more often.
 
     Returns:
         ``out_dir``, the model and the tokenizer.
@@ -203,7 +203,7 @@ def _imitate(model: Qwen3ForCausalLM, rows: Sequence[_Row], steps: int) -> None:
         labels[number, : len(row.tokens)] = torch.tensor(learnt)
     optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # few weights gain nothing by more, and on a busy machine threads wait for each other
+    torch.set_num_threads(1)  # so few weights gain nothing from more threads
     try:
         for _ in range(steps):
             loss = cast("Any", model)(input_ids=tokens, labels=labels).loss

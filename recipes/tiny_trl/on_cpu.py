@@ -1,4 +1,4 @@
-"""``AsyncGRPOTrainer`` on a CPU: stand-ins for what it takes from a GPU, and its weights into an engine of ours."""
+"""``AsyncGRPOTrainer`` on a CPU: replacements for its GPU parts, and weight transfer to an engine of this process."""
 
 import contextlib
 from collections.abc import Generator, Iterator
@@ -45,10 +45,10 @@ def _no_peak_flops(accelerator: object, dtype: str) -> None:
 
 @contextlib.contextmanager
 def async_grpo_on_cpu() -> Generator[None]:
-    """Replace two pieces of TRL 1.16 that need a GPU, for the duration: the attention kernel and the peak of FLOPs.
+    """Replace two functions of TRL 1.16 that need a GPU during the block: the attention kernel and the peak FLOPS.
 
     Raises:
-        UsageError: The installed TRL has no such pieces any more.
+        UsageError: The installed TRL no longer has these functions.
     """
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
@@ -89,10 +89,10 @@ def attend(
         query: (queries, heads, size).
         key: (keys, key heads, size); heads are a multiple of key heads.
         value: As ``key``.
-        query_ends: (segments + 1), where each segment's queries begin and end.
-        key_ends: (segments + 1), likewise of its keys.
-        max_queries: Longest segment's queries, which is not needed here.
-        max_keys: Likewise of its keys.
+        query_ends: (segments + 1), the offsets of the segments' queries.
+        key_ends: (segments + 1), the offsets of the segments' keys.
+        max_queries: Most queries of a segment; not used here.
+        max_keys: Most keys of a segment; not used here.
         softmax_scale: Factor on the scores; None is ``size ** -0.5``.
         causal: Must be True.
         window_size: Must be unlimited.
@@ -101,7 +101,7 @@ def attend(
         (queries, heads, size).
 
     Raises:
-        UsageError: Attention that is not causal, or has a window.
+        UsageError: The attention is not causal, or has a window.
     """
     if not causal or window_size != (-1, -1):
         raise UsageError("attention on the CPU is causal and without a window")

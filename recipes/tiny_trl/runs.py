@@ -1,4 +1,4 @@
-"""Whole trainings on the letters' task, on a CPU, in minutes: the policy is made first, then TRL trains it."""
+"""Complete trainings on the letters' task, in minutes on a CPU: the policy is made, and TRL trains it."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from .letters import SETTINGS, make_letter_policy, write_letter_task
 from .on_cpu import EngineWeights, async_grpo_on_cpu
 
 LEARNING_RATE = 0.25
-"""Of plain SGD. AdamW's steps are as long for a small gradient as for a large one, and destroy so small a policy."""
+"""Learning rate of plain SGD. AdamW's steps have the same size for small gradients, and destroy so small a policy."""
 
 METRICS_NAME = "metrics.jsonl"
 _MAX_GRAD_NORM = 0.25
@@ -36,18 +36,18 @@ def train_letters(
     seed: int = 0,
     warm_start_steps: int = 500,
 ) -> list[float]:
-    """Train a policy that writes each letter as often, with ``GRPOTrainer``, and return each step's mean reward.
+    """Train the letters' policy with ``GRPOTrainer``, and return each step's mean reward.
 
     Args:
-        out_dir: Becomes the folder of the task, the first policy and ``metrics.jsonl``.
+        out_dir: Folder for the task, the initial policy and ``metrics.jsonl``.
         agent: ``bash``, through ``environment_factory``, or ``terminal``, through ``rollout_func``.
-        sandbox: As ``TerminalEnvConfig.sandbox``.
-        steps: Optimizer steps, of one group each.
-        group_size: Episodes of a group.
+        sandbox: See ``TerminalEnvConfig.sandbox``.
+        steps: Optimizer steps, each on one group.
+        group_size: Episodes per group.
         pool_size: Sandboxes that a warm pool keeps ready; None starts one per episode.
-        seed: Decides the first weights and the sampling.
-        warm_start_steps: Steps of imitation. With fewer the policy writes a wrong word more often, and one such
-            episode's gradient can destroy it.
+        seed: Seed of the initial weights and the sampling.
+        warm_start_steps: Steps of imitation. With fewer steps the policy makes typing errors more often, and the
+            gradient of one such episode can destroy it.
     """
     with _spec(out_dir, agent, sandbox, pool_size) as spec:
         _, model, tokenizer = make_letter_policy(spec, out_dir / "policy", seed=seed, steps=warm_start_steps)
@@ -73,16 +73,19 @@ def train_letters_async(
     seed: int = 0,
     warm_start_steps: int = 500,
 ) -> list[float]:
-    """Do the same with ``AsyncGRPOTrainer``: rollouts in a process of their own, over an engine of this process.
+    """Train the letters' policy with ``AsyncGRPOTrainer``: rollouts in another process, with an engine of this one.
 
     Args:
-        out_dir: As for :func:`train_letters`.
-        sandbox: Likewise.
-        steps: Likewise.
-        group_size: Likewise.
+        out_dir: See :func:`train_letters`.
+        sandbox: See :func:`train_letters`.
+        steps: See :func:`train_letters`.
+        group_size: See :func:`train_letters`.
         max_staleness: Updates of the weights after which a sample is no longer trained on.
-        seed: Decides the first weights.
-        warm_start_steps: As for :func:`train_letters`.
+        seed: Seed of the initial weights.
+        warm_start_steps: See :func:`train_letters`.
+
+    Returns:
+        Each step's mean reward.
     """
     with _spec(out_dir, "terminal", sandbox, None) as spec, async_grpo_on_cpu():
         policy, model, tokenizer = make_letter_policy(spec, out_dir / "policy", seed=seed, steps=warm_start_steps)

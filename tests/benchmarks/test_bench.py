@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harbor_gym.bench.implementations import HARBOR, PERSISTENT, PORTABLE, our_transports
+from harbor_gym.bench.implementations import HARBOR, PERSISTENT, PORTABLE, TRANSPORTS
 from harbor_gym.bench.report import Sample, StepReport, format_table, percentile, summarize
 from harbor_gym.bench.sandbox import ExecCounter, started_environment
 from harbor_gym.bench.scenarios import LIST, ROWS, SIX, Step, make_scenarios
@@ -198,7 +198,7 @@ def test_every_step_is_right_in_every_terminal_of_ours(env: str, nothing_left: N
     assert all(set(row) == ROW_KEYS for row in found["rows"])
     summary = found["summary"]
     assert (summary["env"], summary["repeat"], summary["all_correct"]) == (env, 1, True)
-    names = [name for name in our_transports() if name not in summary["unavailable"]]
+    names = [name for name in TRANSPORTS if name not in summary["unavailable"]]
     assert PORTABLE in names
     assert [(row["row"], row["implementation"]) for row in found["rows"]] == [
         (row, name) for row in ROWS for name in [*names, HARBOR]
@@ -212,7 +212,7 @@ def test_every_step_is_right_in_every_terminal_of_ours(env: str, nothing_left: N
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("transport", [None, *our_transports()])
+@pytest.mark.parametrize("transport", [None, *TRANSPORTS])
 def test_no_step_is_lost_among_many_terminals(transport: str | None, nothing_left: None) -> None:
     require_engine("local")
     forced = [] if transport is None else ["--transport", transport]

@@ -74,7 +74,7 @@ async def test_a_return_that_is_early_or_late_is_found(sandbox: LocalSandbox) ->
     report = await TruthRun([Session("wrong", (busy, asked))]).take(sandbox)
     found = {(item.keys, item.kind) for item in report.verdicts}
     assert {("true\n", "early"), ("echo L000001; sleep 4\n", "late")} <= found
-    assert len(report.wrong_lines) == len(truth.our_transports())
+    assert len(report.wrong_lines) == len(truth.TRANSPORTS)
     assert not report.is_right
 
 

@@ -1,4 +1,4 @@
-"""``harbor-gym base``: base images where no image registry can be reached."""
+"""``harbor-gym base``: base images for machines that can't reach an image registry."""
 
 import asyncio
 from typing import Annotated
@@ -10,7 +10,7 @@ from harbor_gym.cli.progress import ShowsProgress, progress
 from harbor_gym.cli.shared import one_line_errors
 
 _NEXT_LINE_SEC = 10.0
-"""From the line that announces some work to the first that reports how long it has been going on."""
+"""Seconds between the line that announces some work and the first line about its progress."""
 
 
 def base(

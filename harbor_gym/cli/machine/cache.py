@@ -65,7 +65,7 @@ def cache_prune(
 
 
 def _show(entries: Sequence[CacheEntry], what: str) -> None:
-    """Print a row for each entry, and below them the size of all."""
+    """Print a row for each entry, and their total size."""
     if entries:
         echo(plain_table((), [_cells(item) for item in entries], right=[0]))
     echo(f"{_megabytes(sum(item.size_bytes for item in entries))} {what}")

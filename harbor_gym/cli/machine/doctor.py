@@ -50,7 +50,7 @@ def doctor(
 
 
 def _training_server() -> "Finding":
-    """Look for what `train --backend local` starts, as it does."""
+    """Return whether the server of ``train --backend local`` is installed."""
     from harbor_gym.checking.doctor import Finding
     from harbor_gym.embedded.interpreter import server_python
     from harbor_gym.errors import MissingDependencyError

@@ -1,4 +1,4 @@
-"""``harbor-gym reap``: removal of everything that killed processes left."""
+"""``harbor-gym reap``: remove the leftovers of killed processes."""
 
 from typing import Annotated
 

@@ -1,1 +1,1 @@
-"""The command lines of the recipes, made from their configuration objects."""
+"""The command lines of the recipes, made from configuration objects."""

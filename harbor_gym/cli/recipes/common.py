@@ -1,4 +1,4 @@
-"""The common part of the commands behind ``recipes/``: an episode's settings as flags."""
+"""The common part of the recipes' commands: an episode's settings as flags."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -26,7 +26,7 @@ def spelling(
     groups: Mapping[str, str] = _NOTHING,
     with_commas: Collection[str] = (),
 ) -> Spelling:
-    """Return how a configuration with an ``env: TerminalEnvConfig`` is written as flags; its own are given."""
+    """Return the spelling of a configuration that has a field ``env: TerminalEnvConfig``, with its own additions."""
     return Spelling(
         names={
             "env.task_dir": None,
@@ -51,5 +51,5 @@ def spelling(
 
 
 def new_app() -> typer.Typer:
-    """Return an application of one command, whose help shows whole names of flags on any terminal."""
+    """Return a typer application for one command, without completion or rich output."""
     return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -22,10 +22,10 @@ _SPELLING = common.spelling(
 
 
 def eval_app(*, program: str) -> typer.Typer:
-    """Return a command line made from the fields of ``EvalConfig``, which evaluates.
+    """Return the evaluation's command line, made from the fields of ``EvalConfig``.
 
     Args:
-        program: What its error messages begin with.
+        program: The program's name in error messages.
     """
     app = common.new_app()
     app.command(help=HELP, **common.COMMAND)(eval_command(program=program))
@@ -33,10 +33,10 @@ def eval_app(*, program: str) -> typer.Typer:
 
 
 def eval_command(*, program: str) -> Callable[..., None]:
-    """Return the command, for typer to read its flags from.
+    """Return the command as a function whose signature has the flags.
 
     Args:
-        program: What its error messages begin with.
+        program: The program's name in error messages.
     """
     flags = flags_of(EvalConfig, _SPELLING)
 
@@ -45,7 +45,7 @@ def eval_command(*, program: str) -> Callable[..., None]:
             given = given_values(flags, context, values)
             env = {"task_dir": paths[0], "max_turns": MAX_TURNS, **given.get("env", {})}
             config = make_config(EvalConfig, {**given, "paths": paths, "env": env}, flags)
-            # What plays imports Harbor's trial; --help does not wait for it.
+            # Imported here, since it imports Harbor's trial, for which --help need not wait.
             from harbor_gym.cli.recipes import evaluation
             from harbor_gym.evaluation import describe_losses
 

@@ -1,4 +1,4 @@
-"""Play the episodes of an evaluation, by the tinker adapter or against a chat endpoint, and print their outcomes."""
+"""Play the episodes of an evaluation, with the tinker adapter or a chat endpoint, and print their outcomes."""
 
 import asyncio
 import contextlib
@@ -40,11 +40,11 @@ from harbor_gym.transcripts import RESULT_NAME
 
 
 def evaluate_policy(config: EvalConfig) -> Report:
-    """Play episodes of each task with a policy. Blocks until all are over; each episode's outcome is printed.
+    """Play episodes of each task with a policy, and print each outcome. Blocks until all are over.
 
     Raises:
-        HarborGymError: A setting, a task or the sandbox can't be used, before anything is started; or the service of
-            the policy failed.
+        HarborGymError: A setting, a task or the sandbox can't be used (before anything is started), or the policy's
+            service failed.
     """
     require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
     if config.env.harbor_server is None:
@@ -72,7 +72,7 @@ def _journal(config: EvalConfig, settings: dict[str, Any]) -> Journal | None:
 async def _evaluate(
     config: EvalConfig, open_player: OpenPlayer, tasks: Sequence[TerminalEnvConfig], journal: Journal | None
 ) -> list[EpisodeResult]:
-    """Play from where an earlier evaluation in the output folder stopped."""
+    """Play the episodes that an earlier evaluation in the output folder did not play."""
     played = journal.graded if journal is not None else []
     progress = Progress(len(tasks) * config.episodes, config.threshold, played)
     if played:
@@ -97,7 +97,7 @@ async def _evaluate(
 async def _play(
     config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[TerminalEnvConfig], journal: Journal | None
 ) -> list[EpisodeResult]:
-    """Serve the policy and play."""
+    """Play with a policy of the tinker adapter, served if need be."""
     from harbor_gym.embedded.service import sampling_client
 
     async with sampling_client(policy, echo) as client:
@@ -111,7 +111,7 @@ async def _play(
 async def _policy_player(
     client: Any, policy: EvaluatedPolicy, temperature: float, *, retries: int, folder: Path | None
 ) -> AsyncGenerator[Player]:
-    """Yield what plays a policy of the tinker adapter, in whichever process this runs."""
+    """Yield a player for a policy of the tinker adapter, in this process or a worker."""
     from harbor_gym.adapters.tinker.sampling import codec_for, tinker_sampler
 
     codec = await asyncio.to_thread(codec_for, policy.renderer_name, policy.model_name)
@@ -197,7 +197,7 @@ async def _endpoint_player(
     retries: int,
     folder: Path | None,
 ) -> AsyncGenerator[EpisodePlayer]:
-    """Yield what plays a model behind an endpoint, in whichever process this runs."""
+    """Yield a player for a model behind an endpoint, in this process or a worker."""
     async with make_endpoint() as endpoint:
         if agent is None:
             player: EpisodePlayer = ChatPlayer(endpoint, retries, folder)
@@ -213,7 +213,7 @@ async def _endpoint_player(
 
 
 def _settings(config: EvalConfig) -> dict[str, Any]:
-    """Return what must be the same for episodes to count together: all but how many, and how they are shown."""
+    """Return the settings that must be equal for episodes to count together, without counts and display options."""
     played = {"concurrency", "retries", "rollout_executor", "rollout_starts_per_sec"}
     other = {"paths", "registry_path", "episodes", "attempts", "threshold", "output", *played}
     settings = config.model_dump(mode="json", exclude=other)
@@ -222,7 +222,7 @@ def _settings(config: EvalConfig) -> dict[str, Any]:
 
 
 def default_output(paths: Sequence[Path | str]) -> Path:
-    """Return the folder of an evaluation that names none, which is not there yet: by its task and the time."""
+    """Return a new folder's name for an evaluation without ``--output``, made of its task and the time."""
     name = resolve_shipped(paths[0]).resolve().name if len(paths) == 1 else "tasks"
     folder = Path("runs") / f"eval-{name}-{datetime.now():%Y%m%d-%H%M%S}"
     numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
@@ -230,7 +230,7 @@ def default_output(paths: Sequence[Path | str]) -> Path:
 
 
 def show_report(report: Report, output: Path | None) -> None:
-    """Print the table; where a folder is given, write the JSON and name what shows the episodes."""
+    """Print the table; with a folder, also write the JSON and print the commands that show the episodes."""
     echo(format_report(report))
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A command line made from a configuration object: each field is a flag, documented where it is declared."""
+"""Make a command line from a configuration object: each field is a flag, and its docstring is the flag's help."""
 
 import enum
 import inspect
@@ -18,11 +18,11 @@ from harbor_gym.errors import UsageError
 
 _LONGEST_HELP = 160
 _CHOICES_IN_SIGHT = 4
-"""More choices than these would make the table of ``--help`` too wide: they stand in its text."""
+"""More choices than these would make the table of ``--help`` too wide; they are listed in the flag's text."""
 
 _PLAIN_TYPES = (int, float, str, Path)
 _NONE = "none"
-"""What a flag takes for None, where None is not its default."""
+"""The flag's value for None, if None is not its default."""
 
 type Parser = Callable[[Any], Any]
 
@@ -32,22 +32,22 @@ class Spelling:
     """The spelling of a model's fields on a command line. Keys are dotted paths, such as ``env.sandbox``."""
 
     names: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
-    """Field → its flag, without dashes at the front; None: the field is no flag. Otherwise the field's own name."""
+    """Field → its flag without leading dashes, or None for no flag. By default the flag has the field's name."""
 
     prefixes: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Nested model → what its flags begin with."""
+    """Nested model → prefix of its flags."""
 
     groups: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Nested model → the group of its flags in ``--help``. Other fields name theirs in ``json_schema_extra``."""
+    """Nested model or field → its group in ``--help``. Fields may also name a group in ``json_schema_extra``."""
 
     parsers: Mapping[str, Parser] = field(default_factory=dict[str, Parser])
-    """Field → what reads its text, or the list of its texts where the flag is repeatable."""
+    """Field → function that parses its text, or the list of its texts if the flag is repeatable."""
 
     defaults: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Field → its default as ``--help`` shows it, where that is not a constant."""
+    """Field → its default in ``--help``, if that is not a constant."""
 
     with_commas: Collection[str] = ()
-    """Fields with several values whose flag takes them in one text, with commas between."""
+    """Fields with several values, which their flag takes as one comma-separated text."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Flag:
 
     @property
     def dotted(self) -> str:
-        """The field's path."""
+        """The field's dotted path."""
         return ".".join(self.path)
 
     @property
@@ -74,7 +74,7 @@ class Flag:
 
     @property
     def default(self) -> Any:
-        """The field's default; None where it has none, or computes it."""
+        """The field's default; None if it has none, or if it is computed."""
         default = self.info.get_default()
         return None if default is PydanticUndefined else default
 
@@ -82,13 +82,13 @@ class Flag:
         """Return the flag as a parameter of a typer command."""
         kind, default, extra = self._kind()
         name = f"--{self.name}/--no-{self.name}" if kind is bool else f"--{self.name}"
-        extra["show_default"] = self.shown_default is None  # else its own text stands in the help
+        extra["show_default"] = self.shown_default is None  # else the help has its own text
         option = typer.Option(name, help=self._help(is_repeatable=default == []), rich_help_panel=self.group, **extra)
         annotation = Annotated[kind if default is not None or kind is bool else kind | None, option]
         return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def read(self, value: Any) -> Any:
-        """Return what typer read as the field takes it.
+        """Convert the value that typer read into the field's value.
 
         Raises:
             UsageError: The text can't be read.
@@ -101,7 +101,7 @@ class Flag:
 
     @property
     def _choices(self) -> list[str]:
-        """The names that the flag takes, where it takes only such."""
+        """The values that the flag allows; empty if it allows any."""
         members, _ = _members(self.info.annotation)
         if len(members) == 1 and get_origin(members[0]) is Literal:
             return list(get_args(members[0]))
@@ -110,7 +110,7 @@ class Flag:
         return []
 
     def _help(self, *, is_repeatable: bool) -> str:
-        """Return the field's documentation: the whole where it is short, else its first sentence."""
+        """Return the field's docstring if it is short, else its first sentence."""
         text = " ".join((self.info.description or "").split())
         text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
         if len(text) > _LONGEST_HELP:
@@ -145,10 +145,10 @@ class Flag:
 
 
 def flags_of(model: type[BaseModel], spelling: Spelling) -> list[Flag]:
-    """Return the flags of a model, in the order of its fields, those of nested models last.
+    """Return the flags of a model in the order of its fields, followed by those of nested models.
 
     Raises:
-        TypeError: Two fields have the same flag, or a field has a type that no flag can be made of.
+        TypeError: Two fields have the same flag, or a field has an unsupported type.
     """
     flags = _flags(model, (), spelling)
     names = [flag.name for flag in flags]
@@ -161,9 +161,9 @@ def add_flags(command: Callable[..., None], flags: Sequence[Flag], *, first: Seq
     """Give ``command(context, **values)`` the flags as its parameters, for typer to read.
 
     Args:
-        command: Called with the context and every flag's value by the flag's parameter.
-        flags: What :func:`flags_of` returned.
-        first: Parameters of its own, such as an argument.
+        command: Called with the context, and every flag's value under the flag's ``parameter``.
+        flags: The result of :func:`flags_of`.
+        first: Parameters before the flags, such as an argument.
     """
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     parameters = [context, *first, *(flag.option() for flag in flags)]
@@ -173,7 +173,7 @@ def add_flags(command: Callable[..., None], flags: Sequence[Flag], *, first: Seq
 
 
 def given_values(flags: Sequence[Flag], context: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the command line gave, nested as the model is; what it did not give is absent.
+    """Return the values that the command line sets, nested like the model.
 
     Raises:
         UsageError: A flag's text can't be read.
@@ -191,10 +191,10 @@ def given_values(flags: Sequence[Flag], context: typer.Context, values: Mapping[
 
 
 def make_config[Config: BaseModel](model: type[Config], values: Mapping[str, Any], flags: Sequence[Flag]) -> Config:
-    """Return the model of these values.
+    """Return a model with these values.
 
     Raises:
-        UsageError: A value can't be used; the message is one line with each flag's name.
+        UsageError: A value is invalid; the message is one line with the flags' names.
     """
     try:
         return model.model_validate(dict(values))
@@ -222,7 +222,7 @@ def _flags(model: type[BaseModel], path: tuple[str, ...], spelling: Spelling) ->
 
 
 def _members(annotation: Any) -> tuple[list[Any], bool]:
-    """Return the members of a type but None, and whether None is one of them."""
+    """Return the members of a union type without None, and whether None is one of them."""
     while hasattr(annotation, "__value__"):  # ``type X = …``
         annotation = annotation.__value__
     union = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
@@ -238,7 +238,7 @@ def _or_none(member: type) -> Parser:
 
 
 def _causes(error: ValidationError) -> list[dict[str, Any]]:
-    """Return what is wrong, without the defaults that could not be computed because of it."""
+    """Return the errors, without those of defaults that could not be computed as a consequence."""
     found = cast("list[dict[str, Any]]", error.errors(include_url=False))
     return [item for item in found if item["type"] != "default_factory_not_called"] or found
 

@@ -13,18 +13,18 @@ from harbor_gym.errors import UsageError
 
 
 def serve_app(model: type[ServerConfig] = ServerConfig, *, program: str) -> typer.Typer:
-    """Return a command line made from a configuration's fields, which serves.
+    """Return the server's command line, made from a configuration's fields.
 
     Args:
         model: ``ServerConfig``, or a subclass with other defaults or more fields.
-        program: What its error messages begin with.
+        program: The program's name in error messages.
     """
     flags = flags_of(model, _SPELLING)
 
     def command(context: typer.Context, **values: Any) -> None:
         with one_line_errors(program):
             config = make_config(model, _complete(given_values(flags, context, values)), flags)
-            # OpenEnv takes seconds to import; --help does not wait for it. By the package, which names a missing extra.
+            # Imported here, since OpenEnv takes seconds; from the package, whose error names a missing extra.
             from harbor_gym.adapters.openenv import serve
 
             serve(config, echo)
@@ -36,7 +36,7 @@ def serve_app(model: type[ServerConfig] = ServerConfig, *, program: str) -> type
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Add the task that ``env`` needs to what the command line gave."""
+    """Add the task that ``env`` requires to the command line's values."""
     if not values.get("tasks"):
         raise UsageError("nothing to serve: give --task DIRECTORY, git+URL@COMMIT#path or org/name@ref")
     return {**values, "env": {"task_dir": values["tasks"][0], **values.get("env", {})}}

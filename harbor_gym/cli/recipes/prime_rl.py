@@ -1,4 +1,4 @@
-"""The command of ``recipes/prime_rl/train.py``: checks a run of Prime-RL's, and becomes it."""
+"""The command of ``recipes/prime_rl/train.py``: checks a Prime-RL run, then executes it in this process's place."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def main(
     """Check tasks, sandboxes and versions, then start Prime-RL's rl. Other arguments go to rl as they are."""
     with one_line_errors("train.py"):
         if env_file is not None:
-            # What is set already has the last word, as with `uv run --env-file`.
+            # Variables that are set already take precedence, as with `uv run --env-file`.
             os.environ.update({**read_env_file(env_file), **os.environ})
         _require_ready(config)
         if not check:

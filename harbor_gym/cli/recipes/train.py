@@ -1,4 +1,4 @@
-"""The command behind ``recipes/train.py``."""
+"""The command behind ``recipes/train.py`` and ``harbor-gym train``."""
 
 import asyncio
 import contextlib
@@ -21,15 +21,15 @@ from harbor_gym.errors import HarborGymError, UsageError
 
 
 def train(config: TrainConfig) -> Path:
-    """Check a run, then train it. Blocks until the run is over; progress is printed.
+    """Check a run, then train, and print the progress. Blocks until the run is over.
 
     Returns:
         The run's folder.
 
     Raises:
-        HarborGymError: A setting, a task or the sandbox can't be used, before anything is started; or the run failed.
+        HarborGymError: A setting, a task or the sandbox can't be used (before anything is started), or the run failed.
     """
-    # Read when tqdm is imported: the cookbook's progress bars would break up our lines.
+    # tqdm reads this at its import. The cookbook's progress bars would break our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
     from harbor_gym.adapters.tinker.training.plan import TrainRun
     from harbor_gym.adapters.tinker.training.preparation import claimed_folder, prepare
@@ -59,11 +59,11 @@ def train(config: TrainConfig) -> Path:
 
 
 def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.Typer:
-    """Return a command line made from a configuration's fields, which trains.
+    """Return the training's command line, made from a configuration's fields.
 
     Args:
         model: ``TrainConfig``, or a subclass with other defaults or more fields.
-        program: What its error messages begin with.
+        program: The program's name in error messages.
     """
     flags = flags_of(model, _SPELLING)
 
@@ -92,10 +92,10 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
 
 
 def _resumed(model: type[TrainConfig], folder: Path, given: Mapping[str, Any], flags: Sequence[Flag]) -> TrainConfig:
-    """Return the run's own settings; what the command line gives besides must be the same.
+    """Return the settings of a run to resume; flags on the command line must equal them.
 
     Raises:
-        UsageError: The folder holds no run, or a flag differs from the run's.
+        UsageError: The folder has no run, or a flag differs from the run's.
     """
     own = {name for name in ("log_path", "log_dir_exists") if name in given}
     if own:
@@ -119,7 +119,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flag_name(setting: str, flags: Sequence[Flag]) -> str:
-    """Return the flag of a setting; one of a table's entries is the table's."""
+    """Return the flag of a setting, or of the table that has it."""
     for flag in flags:
         if setting == flag.dotted or setting.startswith(f"{flag.dotted}."):
             return f"--{flag.name}"
@@ -127,10 +127,10 @@ def _flag_name(setting: str, flags: Sequence[Flag]) -> str:
 
 
 def _is_over(config: TrainConfig, folder: Path) -> bool:
-    """Return whether nothing is left of a run, its last evaluation and the export of its best weights included.
+    """Return whether a run is complete, including its last evaluation and the export of its best weights.
 
     Raises:
-        UsageError: Its folder can't be read.
+        UsageError: The run's folder can't be read.
     """
     from harbor_gym.evaluation.best import is_finished, read_best, read_checkpoints, read_evaluations
 
@@ -145,7 +145,7 @@ def _is_over(config: TrainConfig, folder: Path) -> bool:
 
 
 def _how_to_resume(folder: Path) -> str:
-    """Return what continues a run that broke off."""
+    """Return a hint on how to resume an interrupted run."""
     from harbor_gym.evaluation.best import read_checkpoints
 
     with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ def _how_to_resume(folder: Path) -> str:
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Add to what the command line gave what ``env`` needs besides: a task, and the backend's number of turns."""
+    """Add the task and the backend's ``max_turns``, which ``env`` requires, to the command line's values."""
     sources = [*values.get("task_dirs", ()), *values.get("tasks", ())]
     if not sources:
         raise UsageError(
@@ -170,7 +170,7 @@ def _complete(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weights(texts: Sequence[str]) -> dict[str, float]:
-    """Read ``NAME=WEIGHT``."""
+    """Parse texts of the form ``NAME=WEIGHT``."""
     try:
         return {name: float(weight) for name, weight in (text.rsplit("=", 1) for text in texts)}
     except ValueError as exc:

@@ -19,11 +19,11 @@ from harbor_gym.errors import UsageError
 
 SWEEP_FORMAT = 1
 TRAIN = (sys.executable, "-m", "harbor_gym", "train")
-"""What trains; flags come behind it."""
+"""The command that trains, without its flags."""
 
 TAIL_LINES = 15
 GRACE_SEC = 20.0
-"""What an interrupted run gets to stop its server and sandboxes, in seconds."""
+"""Longest wait for an interrupted run to stop its server and sandboxes, in seconds."""
 
 OWNED = ("--learning-rate", "--seed", "--log-path", "--log-dir-exists", "--task-dir")
 
@@ -38,19 +38,19 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """The file of the run's output, beside its folder."""
+        """The file with the run's output, next to its folder."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def is_finished(self) -> bool:
-        """Whether the cookbook saved the checkpoint that it saves at the end."""
+        """Whether the run has saved its final checkpoint."""
         from harbor_gym.evaluation.best import is_finished
 
         return is_finished(self.folder)
 
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, **HELP_NAMES}
-"""Of the command: what it does not know goes to ``harbor-gym train``."""
+"""Settings of the command, which passes unknown flags on to ``harbor-gym train``."""
 
 
 def sweep(
@@ -95,11 +95,11 @@ def _count(items: Sequence[float], word: str) -> str:
 
 
 async def require_tasks(path: Path) -> None:
-    """Read the task, or each task of a folder, before a run is started for it.
+    """Check that the task, or each task of a folder, can be read.
 
     Raises:
-        UsageError: There is none.
-        TaskError: One can't be read.
+        UsageError: There is no task.
+        TaskError: A task can't be read.
     """
     from harbor_gym.episode.task import load_task
     from harbor_gym.tasks import find_tasks
@@ -109,7 +109,7 @@ async def require_tasks(path: Path) -> None:
 
 
 def numbers_of[Number: (int, float)](text: str, kind: type[Number]) -> list[Number]:
-    """Read numbers with commas between them."""
+    """Parse comma-separated numbers."""
     try:
         return list(dict.fromkeys(kind(part) for part in text.split(",") if part.strip()))
     except ValueError:
@@ -117,7 +117,7 @@ def numbers_of[Number: (int, float)](text: str, kind: type[Number]) -> list[Numb
 
 
 def settle(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags: Sequence[str]) -> list[Run]:
-    """Write the grid down and return its runs, those of an earlier call of the same sweep too."""
+    """Write the grid to ``sweep.json`` and return its runs, including those of earlier calls of the same sweep."""
     if not (rates and seeds):
         raise UsageError("a sweep needs at least one learning rate and one seed")
     file = folder / "sweep.json"
@@ -132,15 +132,15 @@ def settle(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags:
     folder.mkdir(parents=True, exist_ok=True)
     grid = {"format": SWEEP_FORMAT, "learning_rates": list(rates), "seeds": list(seeds), "train_flags": list(flags)}
     file.write_text(json.dumps(grid, indent=1) + "\n", encoding="utf-8")
-    # Seed by seed: a sweep that is cut short has something of every rate.
+    # Seed by seed, so that an interrupted sweep has runs of every rate.
     return [Run(rate, seed, folder / f"lr_{rate:g}_seed_{seed}") for seed in seeds for rate in rates]
 
 
 async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) -> list[str]:
-    """Train what is not finished and return what failed, with the end of its log.
+    """Train the unfinished runs, and return a message with the end of the log for each failed run.
 
     Raises:
-        UsageError: A run was refused before it began. All have the same flags, so no other is started.
+        UsageError: A run's settings were refused. All have the same flags, so no other run is started.
     """
     slots = asyncio.Semaphore(parallel)
     refused: list[str] = []
@@ -163,7 +163,7 @@ async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) ->
 
 
 async def train(run: Run, flags: Sequence[str]) -> int:
-    """Train to the end and return the exit code. What is printed is shown, and kept in the run's log."""
+    """Train one run and return its exit code. Its output is printed, and written to the run's log."""
     own = ["--learning-rate", f"{run.rate:g}", "--seed", str(run.seed), "--log-path", str(run.folder)]
     with run.log.open("ab", buffering=0) as file:
         process = await asyncio.create_subprocess_exec(
@@ -172,7 +172,7 @@ async def train(run: Run, flags: Sequence[str]) -> int:
             stdout=asyncio.subprocess.PIPE,
             stderr=file,
             limit=1 << 20,
-            process_group=0,  # Ctrl-C reaches this process alone, which passes it on once
+            process_group=0,  # Ctrl-C reaches only this process, which passes it on once
         )
         try:
             assert process.stdout is not None
@@ -185,7 +185,7 @@ async def train(run: Run, flags: Sequence[str]) -> int:
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:
-    """Interrupt a run that is still there, and kill it if that does not end it."""
+    """Interrupt a run that has not ended, and kill it after ``GRACE_SEC`` seconds."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
@@ -198,7 +198,7 @@ async def stop(process: asyncio.subprocess.Process) -> None:
 
 
 def show(runs: Sequence[Run], folder: Path, *, title: str) -> None:
-    """Draw and print what there is, finished or not."""
+    """Draw the curves and print the table of all runs that have a batch, finished or not."""
     from harbor_gym.report import draw_rates, format_summary, load_curves
 
     curves = []

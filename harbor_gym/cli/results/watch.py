@@ -39,7 +39,7 @@ def watch(
 
 
 def _is_over(run_dir: Path) -> bool:
-    """Return whether a training run has saved its end, or an evaluation its result, and has recorded nothing since.
+    """Return whether a training run has its final checkpoint, or an evaluation its result and no newer recording.
 
     Raises:
         UsageError: A record of the run's checkpoints can't be read.

@@ -1,4 +1,4 @@
-"""``harbor-gym check``: whether tasks grade as they should."""
+"""``harbor-gym check``: check that tasks grade as they should."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check(
         require_function(reward_key, reward_function)
         preflight(environment)
     with _folder(trials_dir) as folder, quiet_harbor(), warnings.catch_warnings():
-        # What Harbor warns of is the task author's business elsewhere; here a table is printed.
+        # Harbor's warnings about a task would break the table.
         warnings.simplefilter("ignore", UserWarning)
         plan = CheckPlan(
             environment,
@@ -91,7 +91,7 @@ def check(
         checks: list[TaskCheck] = []
         try:
             asyncio.run(_check_all(tasks, plan, concurrency, checks, table=not as_json))
-        finally:  # ended by a signal, too: what is known by then is printed
+        finally:  # also after a signal, the verdicts so far are printed
             order = [item.path for item in tasks]
             checks.sort(key=lambda item: order.index(item.path))
             _print(checks, as_json=as_json)
@@ -102,7 +102,7 @@ def check(
 async def _check_all(
     tasks: Sequence[SourcedTask], plan: CheckPlan, concurrency: int, checks: list[TaskCheck], *, table: bool
 ) -> None:
-    """Check the tasks; add each verdict to ``checks`` when it is there."""
+    """Check the tasks; add each verdict to ``checks`` at once."""
     from rich.console import Console
 
     from harbor_gym.checking import check_tasks
@@ -132,7 +132,7 @@ async def _check_all(
 
 
 def _print(checks: Sequence[TaskCheck], *, as_json: bool) -> None:
-    """Print the verdicts as JSON, or what is remarked on the rows that were printed."""
+    """Print the verdicts as JSON, or the remarks about the printed rows."""
     from harbor_gym.checking.report import as_object, remarks
 
     if as_json:

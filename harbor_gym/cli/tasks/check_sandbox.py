@@ -1,4 +1,4 @@
-"""``harbor-gym check-sandbox``: whether a kind of sandbox keeps the contract."""
+"""``harbor-gym check-sandbox``: check a kind of sandbox against the contract."""
 
 import asyncio
 import json

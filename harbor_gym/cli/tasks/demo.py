@@ -98,7 +98,7 @@ async def _play_for_real(env: str, keep: Path | None) -> bool:
 
 
 async def _play(config: TerminalEnvConfig, script: Sequence[str]) -> bool:
-    """Play a script and hand in; print each turn, and return whether the verifier paid 1."""
+    """Play a script and finish; print each turn, and return whether the reward was 1."""
     from harbor_gym.env import AsyncTerminalGymEnv
 
     begun = time.monotonic()

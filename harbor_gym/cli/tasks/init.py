@@ -1,4 +1,4 @@
-"""``harbor-gym init``: a new task to start from."""
+"""``harbor-gym init``: write a new task to start from."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``harbor-gym play``: a task in one's own terminal."""
+"""``harbor-gym play``: play a task in your own terminal."""
 
 import codecs
 import contextlib
@@ -55,7 +55,7 @@ def play(
 
 
 def _snapshot(start: Path, turn: int | None) -> "Snapshot":
-    """Return where to begin: a file's snapshot, or that of an episode as a run's page and ``view`` name it."""
+    """Return the snapshot in a file, or of an episode by its name in a run's page and ``view``."""
     from harbor_gym.config import Snapshot
 
     named = (Path(f"{run / 'transcripts' / start.relative_to(run)}.json") for run in start.parents)
@@ -120,7 +120,7 @@ def _show_until_a_key(text: str, keyboard: int) -> None:
 
 @contextlib.contextmanager
 def _raw_keyboard() -> Generator[int]:
-    """Pass on every key as it is, also C-c."""
+    """Yield stdin's descriptor in raw mode, so that every key, also C-c, can be read."""
     keyboard = sys.stdin.fileno()
     saved = tty.setraw(keyboard)
     try:

@@ -1,4 +1,4 @@
-"""A tunnel from inside a sandbox to one session, without a network: connections over a command's pipes."""
+"""A tunnel from a sandbox to one session, without a network: connections over a command's pipes."""
 
 import asyncio
 import contextlib
@@ -25,13 +25,13 @@ _START_SEC = 30.0
 """Longest wait until the program in the sandbox listens."""
 
 _END_SEC = 5.0
-"""Longest wait for a killed program's end."""
+"""Longest wait for the end of the killed program."""
 
 logger = logging.getLogger(__name__)
 
 
 class TunnelError(SandboxError):
-    """No tunnel could be opened: the sandbox has no python3, or no command with pipes can be started in it."""
+    """No tunnel could be opened: the sandbox has no python3, the port is taken, or the command got no pipes."""
 
 
 class Tunnel:
@@ -41,22 +41,22 @@ class Tunnel:
         if process.stdin is None or process.stdout is None:
             raise TunnelError("the sandbox started a command without pipes")
         self.base_url = ""
-        """The session's address inside the sandbox, without a trailing slash and ``/v1``; it contains the key."""
+        """The session's URL inside the sandbox, without a trailing slash and ``/v1``; it contains the key."""
         self.error: Exception | None = None
-        """Why the tunnel closed before its time: a protocol error, or the end of its program or of the sandbox."""
+        """Why the tunnel closed early: a protocol error, or the end of its program or of the sandbox."""
         self._session, self._address = session, address
         self._ready = asyncio.Event()
         self._multiplexer = Multiplexer(process.stdout, process.stdin, accept=self._connect, is_ready=self._listening)
 
     async def run(self) -> None:
-        """Carry connections until the program in the sandbox ends, or breaks the protocol."""
+        """Carry connections until the program in the sandbox ends or violates the protocol."""
         try:
             await self._multiplexer.run()
             self.error = TunnelError("the tunnel's program in the sandbox ended")
         except ProtocolError as exc:
             self.error = exc
             logger.warning("the tunnel of session %s was closed: %s", self._session.name, exc)
-        # Also between two requests: an agent that fails at its next one has lost its policy.
+        # Also between two requests: an agent that fails at its next request has lost its policy.
         self._session.mark_undelivered(None)
 
     async def wait_ready(self) -> None:
@@ -87,22 +87,23 @@ async def tunnel(
     port: int = 0,
     user: str | int | None = "root",
 ) -> AsyncGenerator[Tunnel]:
-    """Let programs in a sandbox reach one session at an address of the sandbox's own loopback.
+    """Make one session reachable for programs in a sandbox, on the sandbox's own loopback.
 
-    A program in the sandbox listens there and carries connections over its standard input and output; nothing of the
-    sandbox's network changes, and nothing but this session can be reached. It needs ``python3`` (3.8 or later) in the
-    image. It ends with this context, with the sandbox, and with this process.
+    A program in the sandbox listens there and carries connections over its standard input and output; the sandbox's
+    network does not change, and only this session can be reached. The image needs ``python3`` (3.8 or later). The
+    program ends with this context, with the sandbox, and with this process.
 
     Args:
         environment: A started sandbox that runs commands with pipes: ``local``, or Harbor's Docker.
         gateway: The open gateway of the session.
         session: The session to reach.
         port: Port inside the sandbox; 0 takes a free one.
-        user: The user that runs the program: another one than the agent's where the agent must not kill it.
+        user: The user that runs the program; not the agent's, if the agent must not be able to kill it.
 
     Raises:
-        TunnelError: The sandbox has no python3, the port is taken, or no command with pipes can be started in it.
+        TunnelError: The sandbox has no python3, the port is taken, or the command got no pipes.
         SandboxLostError: The sandbox is gone.
+        UsageError: Sandboxes of this type start no commands with pipes, or the gateway or the session is closed.
     """
     async with gateway.private_listener(session) as address:
         process = await _start(environment, port, user)
@@ -139,7 +140,7 @@ def _source() -> str:
 
 async def _start(environment: "BaseEnvironment", port: int, user: str | int | None) -> PipedProcess:
     program = f"{_source()}\nasyncio.run(serve_sandbox({port:d}))\n"
-    # Isolated: neither the image's environment nor the agent's files decide what it imports.
+    # Isolated (-I): neither the image's environment variables nor the agent's files may change what it imports.
     command = f"exec python3 -I -c {shlex.quote(program)}"
     if (process := await start_piped(environment, command, user=user)) is not None:
         return process
@@ -147,7 +148,7 @@ async def _start(environment: "BaseEnvironment", port: int, user: str | int | No
 
 
 async def _end(process: PipedProcess) -> None:
-    """Kill the program and wait for its end, even when the caller is cancelled meanwhile."""
+    """Kill the program and wait for its end, at most ``_END_SEC`` seconds."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     ending = asyncio.ensure_future(process.wait())

@@ -1,9 +1,9 @@
-"""Many connections over one pair of pipes. This file runs on both ends: imported here, and as a program in a sandbox.
+"""Many connections over one pair of pipes. This file runs at both ends: imported here, and as a program in a sandbox.
 
 It imports the standard library only and runs on Python 3.8 and later. A frame is a kind (1 byte), a connection's number
 and the payload's length (4 bytes each, big-endian), then the payload. The sandbox's end opens connections, numbered
-from 1. Either end may send as many bytes of a connection as the other has granted: ``WINDOW`` at first, and what was
-passed on since. So one slow connection neither blocks the others nor fills memory.
+from 1. Either end may send as many bytes of a connection as the other has granted: ``WINDOW`` at first, then as many
+more as the other has passed on. So a slow connection neither blocks the others nor fills memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from typing import Any, Awaitable, Callable  # noqa: UP035  # what Python 3.8 has
 
 READY, OPEN, DATA, END, RESET, GRANT = range(6)
-"""Kinds of frames: the port in the sandbox; a new connection; bytes; no more bytes; abort; so many bytes passed on."""
+"""Kinds of frames: the port in the sandbox; a new connection; bytes; end of bytes; abort; a number of bytes granted."""
 
 HEADER = struct.Struct("!BII")
 NUMBER = struct.Struct("!I")
@@ -23,14 +23,14 @@ MAX_PAYLOAD = 64 * 1024
 """Largest payload, in bytes."""
 
 WINDOW = 256 * 1024
-"""How many bytes of a connection may be under way in one direction."""
+"""How many bytes of a connection may be in flight in one direction."""
 
 MAX_CONNECTIONS = 64
 """How many connections may be open at once."""
 
 
 class ProtocolError(Exception):
-    """The other end sent something that the protocol does not allow."""
+    """The other end violated the protocol."""
 
 
 class _Connection:
@@ -73,9 +73,9 @@ class Multiplexer:
     """One end of the pipes.
 
     Args:
-        reader: What the other end sends.
-        writer: What it gets.
-        accept: Carries a connection that the other end opened, by its number; None allows none.
+        reader: Reads from the other end.
+        writer: Writes to the other end.
+        accept: Carries a connection that the other end opened, given its number; None allows none.
         is_ready: Called with the port that the other end listens on.
     """
 
@@ -103,7 +103,7 @@ class Multiplexer:
         """Handle frames until the other end closes its pipe, then abort every connection.
 
         Raises:
-            ProtocolError: The other end sent something that is not allowed.
+            ProtocolError: The other end violated the protocol.
         """
         try:
             while True:
@@ -136,7 +136,7 @@ class Multiplexer:
         await self.carry(number, reader, writer)
 
     async def carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass bytes between a socket and a connection that is open, until both directions have ended or one broke."""
+        """Pass bytes between a socket and an open connection, until both directions have ended or one has failed."""
         connection = self._connections.get(number)
         if connection is None:  # reset by the other end meanwhile
             writer.transport.abort()
@@ -156,10 +156,10 @@ class Multiplexer:
             await asyncio.gather(*pumps, return_exceptions=True)
             self._connections.pop(number, None)
             if not writer.transport.is_closing():
-                writer.transport.abort()  # the other side of the socket must not take this for a whole answer
+                writer.transport.abort()  # the socket's peer must not take this for a complete answer
 
     async def reset(self, number: int) -> None:
-        """Abort a connection at the other end, unless that did so first."""
+        """Abort a connection at the other end, unless the other end did so first."""
         if self._connections.pop(number, None) is not None:
             await self.send(RESET, number)
 
@@ -173,10 +173,10 @@ class Multiplexer:
     def _done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the pipes broke, and `run` ends too: nobody else has to hear of it
+            task.exception()  # retrieved, so that asyncio does not log it: the pipes broke, and `run` ends too
 
     def _handle(self, kind: int, number: int, payload: bytes) -> None:
-        """Handle one frame. Waits for nothing, so that no connection can hold up another."""
+        """Handle one frame. Never waits, so that no connection can block another."""
         if kind == OPEN and self._accept is not None:
             self._opened(number)
         elif kind == READY and self._is_ready is not None and len(payload) == NUMBER.size:

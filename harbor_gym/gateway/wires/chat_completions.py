@@ -56,7 +56,7 @@ class ChatCompletionsWire:
     """Chat completions, whole and streamed."""
 
     def read(self, body: Body) -> ChatRequest:
-        """Return the request that ``body`` is."""
+        """Parse a request."""
         if body.get("n") not in (None, 1):
             raise InvalidRequestError("n must be 1")
         require_unset(body, _UNSUPPORTED)
@@ -113,7 +113,7 @@ class ChatCompletionsWire:
 
 
 def openai_words(kind: ErrorKind) -> tuple[str, str]:
-    """Return OpenAI's ``type`` and ``code`` of an error."""
+    """Return OpenAI's ``type`` and ``code`` for an error."""
     match kind:
         case ErrorKind.UNAUTHORIZED:
             return "authentication_error", "invalid_api_key"
@@ -182,7 +182,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _tokens(body: Body, answer: Answer) -> dict[str, Any]:
-    """Return what a request for log-probabilities or token ids adds to its choice."""
+    """Return the log-probabilities and token ids for the choice, if the request asks for them."""
     added: dict[str, Any] = {}
     if body.get("logprobs") and answer.logprobs is not None:
         pairs = zip(answer.sampled, answer.logprobs, strict=True)

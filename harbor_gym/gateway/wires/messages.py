@@ -29,7 +29,7 @@ from harbor_gym.gateway.wires.wire import (
     text_of,
 )
 
-# claude-code repeats a 401 and leaves on this one.
+# claude-code retries after 401 and exits after 403.
 _ENDED_STATUS = 403
 
 _UNSUPPORTED = {
@@ -57,7 +57,7 @@ class MessagesWire:
     """Messages, whole and streamed."""
 
     def read(self, body: Body) -> ChatRequest:
-        """Return the request that ``body`` is."""
+        """Parse a request."""
         require_unset(body, _UNSUPPORTED)
         require_free_text(body.get("output_format"), "output_format")
         require_free_text(mapping(body.get("output_config"), "output_config").get("format"), "output_config.format")
@@ -107,7 +107,7 @@ class MessagesWire:
         kind = _ERROR_TYPES.get(error.kind, "invalid_request_error")
         message = str(error)
         if error.kind is ErrorKind.CONTEXT_OVERFLOW:
-            message = f"prompt is too long: {message}"  # the words that clients look for
+            message = f"prompt is too long: {message}"  # the text that clients look for
         status = http_status(error.kind, ended=_ENDED_STATUS)
         return status, {"type": "error", "error": {"type": kind, "message": message}}
 
@@ -127,7 +127,7 @@ def _is_billing_header(part: object) -> bool:
 
 
 def _messages(item: Body) -> Iterator[Message]:
-    """Yield one message a tool result, then one for the rest of the content."""
+    """Yield one message per tool result, then one for the rest of the content."""
     role, content = item.get("role"), item.get("content")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"a message has the unknown role {role!r:.40}")

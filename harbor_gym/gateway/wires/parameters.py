@@ -1,8 +1,8 @@
-"""Parameters of requests: those that are honoured, those refused, and those that the trainer's sampler decides.
+"""Parameters of requests: honoured, refused, or left to the trainer's sampler.
 
-A parameter that changes what an answer is (its form, its end, its calls) is honoured or refused. Those of the
-distribution (temperature, top_p, top_k, seed, penalties, reasoning effort) and the longest answer are the sampler's:
-what is trained must come from the policy as the trainer configures it.
+A parameter that constrains an answer (its form, its end, its calls) is honoured or refused. Parameters of the
+distribution (temperature, top_p, top_k, seed, penalties, reasoning effort) and the longest answer have no effect: the
+trained tokens must come from the policy as the trainer configures it.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ CONSTRAINTS: Mapping[str, str] = {
     "structured_outputs": _FREE,
     "bad_words": _FREE,
 }
-"""Constraints on what is sampled, also those of engines."""
+"""Constraints on an answer, also those of engines, and why each is refused."""
 
 
 def require_unset(body: Body, fields: Mapping[str, str]) -> None:
@@ -38,10 +38,10 @@ def require_unset(body: Body, fields: Mapping[str, str]) -> None:
 
     Args:
         body: The request.
-        fields: Why each is refused, or what to send instead, by its name.
+        fields: Parameter → why it is refused, or what to send instead.
 
     Raises:
-        InvalidRequestError: One is set.
+        InvalidRequestError: One of them is set.
     """
     for field, instead in fields.items():
         if body.get(field) not in (None, False, "", [], {}):
@@ -52,7 +52,7 @@ def require_free_text(value: object, where: str) -> None:
     """Refuse an answer's format other than text.
 
     Raises:
-        InvalidRequestError: It is another one.
+        InvalidRequestError: The format is another one.
     """
     kind = mapping(value, where).get("type", "text")
     if kind != "text":
@@ -63,7 +63,7 @@ def openai_call_limit(body: Body) -> int | None:
     """Return how many calls an answer may make: by ``tool_choice`` and ``parallel_tool_calls``; None is no limit.
 
     Raises:
-        InvalidRequestError: A call is required, or some of the tools only are allowed.
+        InvalidRequestError: A call is required, or only some of the tools are allowed.
     """
     return _call_limit(body.get("tool_choice"), body.get("tool_choice"), body.get("parallel_tool_calls") is False)
 

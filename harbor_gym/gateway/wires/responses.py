@@ -31,11 +31,11 @@ from harbor_gym.gateway.wires.wire import (
     text_of,
 )
 
-# codex repeats every other status but this one.
+# codex retries after every other status.
 _ENDED_STATUS = 400
 
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
-"""Fields that refer to what a provider stores."""
+"""Fields that refer to something stored at the provider."""
 
 _UNSUPPORTED = {**dict.fromkeys(_STORED, "nothing is stored, send the whole input"), **CONSTRAINTS}
 
@@ -48,7 +48,7 @@ class ResponsesWire:
     """Responses, whole and streamed."""
 
     def read(self, body: Body) -> ChatRequest:
-        """Return the request that ``body`` is."""
+        """Parse a request."""
         require_unset(body, _UNSUPPORTED)
         require_free_text(mapping(body.get("text"), "text").get("format"), "text.format")
         messages: list[Message] = []

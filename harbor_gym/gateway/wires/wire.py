@@ -1,4 +1,4 @@
-"""The interface of a wire format, and the reading of JSON that all of them share."""
+"""The interface of a wire format, and the JSON parsing that all of them share."""
 
 import json
 import secrets
@@ -21,10 +21,10 @@ class Event:
     """One server-sent event."""
 
     data: Mapping[str, Any] | str
-    """A JSON object, or the text itself."""
+    """A JSON object, or text."""
 
     name: str | None = None
-    """The event's name, where the wire names events."""
+    """The event's name, if the wire names events."""
 
     def encode(self) -> bytes:
         """Return the event as it is sent."""
@@ -37,10 +37,10 @@ class Wire(Protocol):
     """One wire format. Implementations hold no state."""
 
     def read(self, body: Body) -> ChatRequest:
-        """Return the request that ``body`` is.
+        """Parse a request.
 
         Raises:
-            InvalidRequestError: It is none, or needs something that is not supported.
+            InvalidRequestError: ``body`` is malformed, or needs something that is not supported.
         """
         ...
 
@@ -63,7 +63,7 @@ def new_id(prefix: str) -> str:
 
 
 def http_status(kind: ErrorKind, *, ended: int) -> int:
-    """Return the HTTP status of an error; ``ended`` is the one at which the wire's clients stop and don't retry."""
+    """Return the HTTP status of an error; ``ended`` is the status after which the wire's clients don't retry."""
     match kind:
         case ErrorKind.SESSION_ENDED:
             return ended
@@ -78,11 +78,11 @@ def text_of(value: object, where: str, *, types: Sequence[str] = ("text",)) -> s
 
     Args:
         value: The JSON value.
-        where: What it is, for the error.
-        types: The parts' types that hold text.
+        where: The value's name in an error.
+        types: The types of parts that hold text.
 
     Raises:
-        InvalidRequestError: It holds something that is not text.
+        InvalidRequestError: The value holds something that is not text.
     """
     if value is None:
         return ""
@@ -107,10 +107,10 @@ def text_of(value: object, where: str, *, types: Sequence[str] = ("text",)) -> s
 
 
 def string(value: object, where: str, default: str | None = None) -> str:
-    """Return a string; ``default`` stands in for a missing one.
+    """Return ``value``, which must be a string; ``default`` replaces a missing one.
 
     Raises:
-        InvalidRequestError: It is no string.
+        InvalidRequestError: ``value`` is not a string.
     """
     if value is None and default is not None:
         return default
@@ -120,10 +120,10 @@ def string(value: object, where: str, default: str | None = None) -> str:
 
 
 def model_name(body: Body) -> str:
-    """Return the model name of a request; it is kept with each call.
+    """Return the model name of a request, empty if it has none.
 
     Raises:
-        InvalidRequestError: It is no string, or no name.
+        InvalidRequestError: The name is not a string, or too long to be stored with each call.
     """
     name = string(body.get("model"), "model", "")
     if len(name) > _MAX_MODEL_NAME:
@@ -132,10 +132,10 @@ def model_name(body: Body) -> str:
 
 
 def objects(value: object, where: str) -> list[Body]:
-    """Return a list of JSON objects; nothing is an empty list.
+    """Return ``value``, which must be a list of JSON objects; None is an empty list.
 
     Raises:
-        InvalidRequestError: It is no list, or has something else in it.
+        InvalidRequestError: ``value`` is something else.
     """
     if value is None:
         return []
@@ -145,10 +145,10 @@ def objects(value: object, where: str) -> list[Body]:
 
 
 def mapping(value: object, where: str) -> Body:
-    """Return a JSON object; nothing is an empty one.
+    """Return ``value``, which must be a JSON object; None is an empty one.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: ``value`` is something else.
     """
     if value is None:
         return {}

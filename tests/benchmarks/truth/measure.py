@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.processes import start_process
-from harbor_gym.bench.implementations import our_transports, terminal_config
+from harbor_gym.bench.implementations import TRANSPORTS, terminal_config
 from harbor_gym.bench.report import BenchReport
 from harbor_gym.terminal import TerminalTurn, open_terminal
 from harbor_gym.terminal.tmux import TmuxTerminal
@@ -220,7 +220,7 @@ class TruthRun:
         self._gate = asyncio.Semaphore(at_once)
         self._limit_sec = math.inf if limit_sec is None else limit_sec
         self._on_taken = on_taken
-        self._runs = [(session, name) for _ in range(repeat) for session in sessions for name in our_transports()]
+        self._runs = [(session, name) for _ in range(repeat) for session in sessions for name in TRANSPORTS]
         self._unavailable: list[Session] = []
         self._taken: list[Taken] = []
 

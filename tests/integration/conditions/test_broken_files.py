@@ -137,7 +137,7 @@ def test_a_transcript_that_can_not_be_read_is_named_in_the_page_and_by_the_comma
     )
     page = (run_dir / "report.html").read_text(encoding="utf-8")
     assert "left out" not in page.partition("<script")[0].partition("</style>")[2]
-    assert "episode_001.json is no transcript that can be read" in page
+    assert "episode_001.json can't be read as a transcript" in page
 
 
 @pytest.mark.parametrize("harm", ["changed", "lost", "emptied"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import libtmux
 import pytest
 
-from harbor_gym.bench.implementations import our_transports, terminal_config
+from harbor_gym.bench.implementations import TRANSPORTS, terminal_config
 from harbor_gym.sandboxes.local import own_ids
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.terminal.recording import CastRecorder
@@ -116,7 +116,7 @@ async def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGener
     await sandbox.stop(delete=True)
 
 
-@pytest.fixture(params=our_transports())
+@pytest.fixture(params=TRANSPORTS)
 async def pair(request: pytest.FixtureRequest, sandbox: LocalSandbox) -> AsyncGenerator[Pair]:
     config = terminal_config(request.param, columns=_COLUMNS, rows=_ROWS, max_observation_bytes=1_000_000)
     terminal = await open_terminal(sandbox, config)

@@ -310,9 +310,9 @@ async def test_what_does_not_fit_a_snapshot_is_refused_before_anything_starts(tm
     ("text", "words"),
     [
         ("", "can't be read"),
-        ('{"format": 1}', "has not the format 2 of a transcript"),
-        ('{"format": 2}', r"is no whole transcript, KeyError\('turns'\)"),
-        ('{"format": 2, "turns": [3]}', "is no whole transcript"),
+        ('{"format": 1}', "is not a transcript of format 2"),
+        ('{"format": 2}', r"is not a complete transcript \(KeyError\('turns'\)\)"),
+        ('{"format": 2, "turns": [3]}', "is not a complete transcript"),
         (None, "can't be read: it is not there"),
     ],
 )
@@ -449,7 +449,7 @@ async def test_a_snapshot_with_tokens_goes_on_from_disk(tmp_path: Path) -> None:
     assert (await earlier.reset()).observation == first
     await earlier.close()
     without = TerminalEnvConfig.model_validate({"start_from": replace(read, tokens=None)})
-    with pytest.raises(UsageError, match="the episode's tokens are not kept"):
+    with pytest.raises(UsageError, match="the file has no tokens"):
         await token_env(without).reset()
     assert not Counted.running
 
@@ -510,7 +510,7 @@ async def test_an_episodes_transcript_is_a_snapshot_before_its_last_turn(tmp_pat
     start = TerminalEnvConfig.model_validate({"start_from": path})
     async with AsyncTerminalGymEnv(start) as later:
         assert (await later.reset())[1]["turn"] == 2
-    with pytest.raises(UsageError, match="the episode's tokens are not kept"):
+    with pytest.raises(UsageError, match="the file has no tokens"):
         await token_env(start).reset()
     path.write_text(json.dumps({**document, "settings": None}))
     with pytest.raises(UsageError, match="does not tell its episode's configuration"):
@@ -554,7 +554,7 @@ async def test_another_models_tokens_are_refused(tmp_path: Path) -> None:
     start = TerminalEnvConfig.model_validate({"start_from": await env.snapshot()})
     await env.close()
     for Shifted.shift in (1, -1000):  # the second leads out of what it can read
-        with pytest.raises(UsageError, match="tokens of turn 1 do not read as its answer"):
+        with pytest.raises(UsageError, match="tokens of turn 1 do not decode to its answer"):
             await TokenTerminalEnv(AsyncTerminalGymEnv(start), Shifted(), max_tokens=100).reset()
     assert Counted.started == 1
 

@@ -51,7 +51,7 @@ async def test_the_key_comes_from_the_environment(engine: EngineDouble, monkeypa
     ("changes", "reason"),
     [
         ({"token_ids": [1, 2]}, "no log-probability"),
-        ({"token_ids": [1], "logprobs": {"token_logprobs": [None]}}, "no numbers"),
+        ({"token_ids": [1], "logprobs": {"token_logprobs": [None]}}, "not numbers"),
         ({"finish_reason": "abort"}, "abort"),
         ({"finish_reason": None}, "None"),
     ],
