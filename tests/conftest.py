@@ -22,6 +22,7 @@ _LONGEST = (
     "test_worker",
     "test_resumed_run",
     "test_terminal_channel",
+    "test_harbor_server",
     "test_agent_training",
     "test_openenv_training",
     "test_attacks",

@@ -10,7 +10,7 @@ cd "$here/.."
 
 environment=$(.ci/environment.sh harbor_newest)
 unset HARBOR_GYM_REQUIRE # frameworks have environments of their own, and each engine's tests run in .venv
-"$environment/bin/python" -m pytest -n 3 --max-worker-restart 0 -m 'not slow' \
+exec "$environment/bin/python" -m pytest -n 3 --max-worker-restart 0 -m 'not slow' \
   tests/unit/checking tests/unit/episode tests/unit/sandboxes tests/unit/runtime tests/unit/gateway \
   tests/unit/tasks tests/unit/formats tests/unit/rollouts tests/unit/testing \
   tests/unit/adapters/test_harbor_agents.py \
@@ -21,5 +21,3 @@ unset HARBOR_GYM_REQUIRE # frameworks have environments of their own, and each e
   tests/integration/episode/test_mcp_tools.py::test_a_service_gets_headers_that_no_policy_sees \
   tests/integration/gateway/test_gateway_trials.py tests/benchmarks/test_bench_gateway.py \
   tests/integration/episode/test_pristine_view.py::test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verifier "$@"
-# The server's slow tests run nowhere else: .venv's Harbor has none.
-exec "$environment/bin/python" -m pytest -m slow tests/integration/adapters/test_harbor_server.py "$@"

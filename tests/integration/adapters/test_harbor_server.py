@@ -111,7 +111,6 @@ class CountingPolicy(TurnPolicy):
         return await super().__call__(prompt)
 
 
-@pytest.mark.slow
 async def test_64_rollouts_wait_for_the_policy_at_the_same_time(server: ServerProcess, task: TaskConfig) -> None:
     policy = CountingPolicy(64)
     rollouts = await interface(server.url, sampler=policy, n_concurrent=64).run([task] * 64)
@@ -142,7 +141,7 @@ def open_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServerPro
 @pytest.fixture(
     params=[
         pytest.param("local", marks=pytest.mark.local),
-        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]),
+        pytest.param("docker", marks=pytest.mark.docker),
     ]
 )
 def sandbox(request: pytest.FixtureRequest) -> str:
@@ -189,7 +188,6 @@ async def test_an_agent_in_the_sandbox_is_recorded_as_in_a_trial_of_this_process
 
 
 @pytest.mark.local
-@pytest.mark.slow
 async def test_claude_code_unmodified(open_server: ServerProcess, tmp_path: Path) -> None:
     """Its program is the machine's, which is one file."""
     program = find_agent("claude")
