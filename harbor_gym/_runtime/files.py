@@ -10,6 +10,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
+from harbor_gym.errors import UsageError
+
 _REASONS = {
     errno.ENOENT: "it is not there",
     errno.ENOTDIR: "a part of its path is a file",
@@ -68,6 +70,19 @@ def replacing(path: Path) -> Generator[Path]:
     finally:
         with contextlib.suppress(OSError):  # a folder that can't be written to refuses before it looks for the file
             partial.unlink(missing_ok=True)
+
+
+def named_file(path: Path) -> Path:
+    """Return the file that people name for a result: what a link leads to. It need not be there.
+
+    A file in a run's folder that nobody named is replaced by its own name: a sandbox may have made a link of it.
+
+    Raises:
+        UsageError: A folder, a pipe or a device has this name. :func:`replacing` would put a file in place of a device.
+    """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is a folder, a pipe or a device: name a file to write")
+    return Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager

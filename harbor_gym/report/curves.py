@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.files import replacing
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.report.metrics import read_metrics
 from harbor_gym.report.table import Rate, group_by_rate
 
@@ -39,6 +39,7 @@ def draw_curve(metrics_path: Path, picture_path: Path, *, title: str) -> None:
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
+        UsageError: matplotlib draws no pictures with the file's ending.
     """
     records = [record for record in read_metrics(metrics_path) if _REWARD in record]
     figure, panels = _two_panels(title)
@@ -59,6 +60,7 @@ def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> Non
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
+        UsageError: matplotlib draws no pictures with the file's ending.
     """
     figure, panels = _two_panels(title)
     for index, rate in enumerate(group_by_rate(runs)):
@@ -117,5 +119,8 @@ def _finish(figure: Figure, panels: Sequence[Axes], picture_path: Path, *, highe
     if highest <= 1:
         panels[0].set_ylim(-0.03, 1.03)
     panels[1].set_ylim(bottom=0)
+    kind = picture_path.suffix.removeprefix(".") or "png"
+    if kind.lower() not in (known := figure.canvas.get_supported_filetypes()):
+        raise UsageError(f"{picture_path} is no picture's name: end it in {', '.join(f'.{name}' for name in known)}")
     with replacing(picture_path) as partial:
-        figure.savefig(partial, dpi=140)
+        figure.savefig(partial, dpi=140, format=kind)

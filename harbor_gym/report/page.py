@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.files import named_file, replace_text
 from harbor_gym.errors import UsageError
 from harbor_gym.report.evaluation import evaluation_facts, failures, read_evaluation
 from harbor_gym.report.live import outcomes, phases
@@ -91,7 +91,7 @@ def write_page(
         max_bytes: Most text and recordings of each run, in bytes.
 
     Raises:
-        UsageError: A folder has neither metrics nor transcripts, or there are more than two.
+        UsageError: A folder has neither metrics nor transcripts, there are more than two, or ``path`` is no file.
     """
     folders = [run_dir] if isinstance(run_dir, Path) else list(run_dir)
     require_shown_runs(folders)
@@ -102,7 +102,7 @@ def write_page(
                 f"it has neither {METRICS_NAME} with a batch nor transcripts" if folder.is_dir() else "it is no folder"
             )
             raise UsageError(f"{folder} is no training run: {why}: name the folder of a run or an evaluation")
-    path = path or folders[0] / PAGE_NAME
+    path = folders[0] / PAGE_NAME if path is None else named_file(path)
     replace_text(path, _document(folders, path, chosen))
     return Page(
         path,

@@ -121,7 +121,8 @@ def find_policy(config: EvalConfig) -> EvaluatedPolicy:
         raise UsageError("nothing to evaluate: give --model and --base-url (a chat endpoint), --run, or --model-name")
     recorded = run_config(run) if run is not None else {}
     if run is not None and "model_name" not in recorded:
-        raise UsageError(f"{run} is no training run: it has no config.json with a model_name")
+        why = "it has no config.json with a model_name" if run.is_dir() else "it is no folder"
+        raise UsageError(f"{run} is no training run: {why}: name the folder of a run (--log-path of train)")
     dataset = recorded.get("dataset_builder") or {}
     group = dataset.get("template") or {}
     name = config.model_name or recorded["model_name"]

@@ -15,9 +15,10 @@ def animate(
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of the screen to draw, the last ones.")] = None,
 ) -> None:
     """Draw a recorded episode as an animated SVG, turn by turn: for a README, a paper or a chat."""
+    from harbor_gym._runtime.files import named_file
     from harbor_gym.report.animation import write_animation
 
     with one_line_errors():
-        path = output or recording.with_suffix(".svg")
+        path = named_file(output) if output else recording.parent / f"{recording.stem}.svg"
         turns = write_animation(recording, path, turn_sec=turn_sec, max_rows=rows)
     echo(f"{path}: {turns} turns")

@@ -21,13 +21,14 @@ def plot(
 
     Takes runs and folders of runs, ours or any of tinker-cookbook's, and prints where each began and ended.
     """
+    from harbor_gym._runtime.files import named_file
     from harbor_gym.report import draw_rates, find_runs, format_summary
     from harbor_gym.report.metrics import load_runs
 
     with one_line_errors():
         runs = load_runs(find_runs(paths), reward_key=reward_key, turns_key=turns_key)
         folder = paths[0] if paths[0].is_dir() else paths[0].parent
-        picture = output or folder / "curves.png"
+        picture = named_file(output) if output else folder / "curves.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         draw_rates(runs, picture, title=title or folder.resolve().name)
     echo(format_summary(runs))

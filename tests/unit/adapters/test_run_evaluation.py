@@ -107,6 +107,13 @@ def test_a_run_is_evaluated_in_the_context_window_that_it_was_trained_in(
     assert (policy.max_context_tokens, policy.renderer_name) == (4321, RENDERER)
 
 
+@pytest.mark.parametrize(("is_there", "why"), [(True, "no config.json with a model_name"), (False, "is no folder")])
+def test_a_folder_without_a_run_is_told_from_one_that_is_not_there(is_there: bool, why: str, tmp_path: Path) -> None:
+    run = tmp_path if is_there else tmp_path / "x"
+    with pytest.raises(UsageError, match=why):
+        find_policy(EvalConfig(paths=(tmp_path,), env=TerminalEnvConfig(task_dir=tmp_path), run=run))
+
+
 @pytest.mark.tinker
 async def test_an_evaluation_is_greedy_and_written_down_under_its_batch(dataset_builder: Any, tmp_path: Path) -> None:
     from tinker_cookbook.rl.rollout_logging import RolloutSummaryExportConfig

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -288,6 +289,45 @@ def _random_recording(path: Path, draw: random.Random) -> None:
             lines = [wide + " ".join(draw.choices(words, k=draw.randint(0, 6))) for _ in range(draw.randint(0, 12))]
             header = draw.choice(("", "[exit code 1]\n", "[full-screen program]\n", "[waiting for input]\n"))
             recorder.turn(turn, "keys\n", header + "\n".join(lines), turn * 0.5)
+
+
+@pytest.mark.parametrize("kind", ["folder", "this folder", "pipe"])
+@pytest.mark.parametrize("command", ["report", "plot", "animate"])
+def test_a_result_takes_the_place_of_files_alone(
+    command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", rate=1e-3, rewards=[0.5])
+    with CastRecorder(tmp_path / "a.cast", columns=10, rows=2, title="a") as recorder:
+        recorder.turn(0, "", "$", 0.0)
+    place = tmp_path / "place"
+    os.mkfifo(place) if kind == "pipe" else place.mkdir()
+    monkeypatch.chdir(place if kind == "this folder" else tmp_path)
+    given = "." if kind == "this folder" else str(place)
+    read = str(tmp_path / ("a.cast" if command == "animate" else "run"))
+    done = CliRunner().invoke(app, [command, read, "--output", given])
+    refused = f"error: {given} is a folder, a pipe or a device: name a file to write\n"
+    assert (done.exit_code, done.stderr) == (2, refused)
+    assert not place.is_file()
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to(target)
+    assert CliRunner().invoke(app, [command, read, "--output", str(link)]).exit_code == 0
+    assert link.is_symlink()
+    assert target.stat().st_size
+
+
+def test_a_picture_has_the_ending_of_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rate=1e-3, rewards=[0.5])
+    done = CliRunner().invoke(app, ["plot", str(run), "--output", str(tmp_path / "a.doc")])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'a.doc'} is no picture's name: end it in" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+@pytest.mark.parametrize("named", [".", "/"])
+def test_a_folder_is_no_recording(named: str) -> None:
+    done = CliRunner().invoke(app, ["animate", named])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"error: {named} is no recording")
 
 
 def test_the_pages_player_shows_what_a_terminal_shows(tmp_path: Path) -> None:
