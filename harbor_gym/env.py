@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from harbor_gym._runtime.portal import refuse_to_copy
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.shipped import folder_digest
 from harbor_gym._runtime.task_groups import task_group
@@ -99,6 +100,8 @@ class AsyncTerminalGymEnv:
             observation, info = await env.reset()
             observation, reward, done, info = await env.step([("ls -la\\n", 1.0)])
     """
+
+    __getstate__ = refuse_to_copy
 
     def __init__(self, config: TerminalEnvConfig, *, pool: WarmPool | None = None) -> None:
         require_fields_of_own_loop(config)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from harbor_gym._runtime.portal import current_portal, get_portal
+from harbor_gym._runtime.portal import current_portal, get_portal, refuse_to_copy
 from harbor_gym._runtime.rate_limit import TokenBucket
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
@@ -87,6 +87,8 @@ class WarmPool:
         async with WarmPool(config, size=8) as pool:
             env = AsyncTerminalGymEnv(config, pool=pool)
     """
+
+    __getstate__ = refuse_to_copy
 
     def __init__(self, config: TerminalEnvConfig, *, size: int, limits: PoolLimits | None = None) -> None:
         if size < 1:

@@ -16,12 +16,24 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor  # exit hooks run backwards: its own must be registered before ours
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import UsageError
 
 type Closer = Callable[[], Coroutine[Any, Any, None]]
+
+
+def refuse_to_copy(self: object) -> NoReturn:
+    """Refuse to pickle or copy what holds sandboxes; the ``__getstate__`` of a class that does.
+
+    Raises:
+        UsageError: Always.
+    """
+    raise UsageError(
+        f"a {type(self).__name__} holds sandboxes and can't be pickled or copied: make one where it is used "
+        "(a TerminalEnvConfig can be pickled), or copy its running episode with fork"
+    )
 
 
 class Closeable(Protocol):

@@ -6,7 +6,7 @@ from typing import Any, Self, SupportsFloat, override
 
 import gymnasium
 
-from harbor_gym._runtime.portal import Portal, get_portal
+from harbor_gym._runtime.portal import Portal, get_portal, refuse_to_copy
 from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, Interface, ObservationKind
 from harbor_gym.adapters.gymnasium.sub_env import SubEnv
 from harbor_gym.adapters.gymnasium.tasks import PathLike, TaskSet
@@ -39,6 +39,7 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # noqa: RUF012 - as Gymnasium declares it
+    __getstate__ = refuse_to_copy
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from harbor_gym._runtime.portal import Portal, get_portal
+from harbor_gym._runtime.portal import Portal, get_portal, refuse_to_copy
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, Interface, ObservationKind
 from harbor_gym.adapters.gymnasium.sub_env import SubEnv
@@ -61,6 +61,7 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     """
 
     metadata: dict[str, Any] = {"render_modes": [mode for mode in RENDER_MODES if mode != "human"]}  # noqa: RUF012 - as Gymnasium declares it
+    __getstate__ = refuse_to_copy
 
     def __init__(
         self,

@@ -235,7 +235,8 @@ async def _make_image(
     shown = json.loads(output)
     config = shown["Docker"]["config"]
     settings: dict[str, Any] = {**settings_of(config), "volumes": volumes_of(config)}
-    async with layers.exported(image_id, shown["OCIv1"]["rootfs"]["diff_ids"]) as (names, high_ids):
+    diff_ids: list[str] = shown["OCIv1"]["rootfs"]["diff_ids"] or []  # null where the image has no layer
+    async with layers.exported(image_id, diff_ids) as (names, high_ids):
         image = Image(layers=tuple(names), digest=digest, high_ids=tuple(high_ids), **settings)
         image = await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)

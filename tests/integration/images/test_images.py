@@ -204,6 +204,14 @@ async def test_a_prebuilt_image_that_is_not_available_names_the_dockerfile_besid
 
 
 @pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_an_image_without_a_layer_is_told_what_it_lacks(tmp_path: Path) -> None:
+    sandbox = make_sandbox(tmp_path, dockerfile="FROM scratch\nENV A=b\n")
+    with pytest.raises(SandboxStartError, match="neither bash nor /bin/sh: a task's image needs a shell"):
+        await sandbox.start(force_build=False)
+
+
+@pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left")
 async def test_the_dockerfile_is_built_where_the_option_requires_it(tmp_path: Path) -> None:
     config = {"docker_image": "registry.invalid/nothing:1"}

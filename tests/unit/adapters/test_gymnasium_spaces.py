@@ -1,8 +1,11 @@
 """Spaces and pictures, without a sandbox."""
 
+import contextlib
 import copy
+import gc
 import importlib.util
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harbor_gym
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig, WarmPool
 from harbor_gym.adapters.gymnasium import HarborTerminalEnv, HarborTerminalVectorEnv, TerminalText, rendering
 from harbor_gym.adapters.gymnasium.rendering import CELL_HEIGHT, CELL_WIDTH, as_terminal_output, draw
 from harbor_gym.errors import MissingDependencyError, UsageError
@@ -100,6 +104,22 @@ def test_calls_out_of_order_are_refused_in_words(task_dir: Path, tmp_path: Path)
         HarborTerminalVectorEnv(2, task_dir, render_mode="human")
     with pytest.raises(UsageError, match="num_envs"):
         HarborTerminalVectorEnv(0, task_dir)
+
+
+@pytest.mark.parametrize("make_copy", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_what_holds_sandboxes_is_not_copied(
+    make_copy: Callable[[object], object], task_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = TerminalEnvConfig(task_dir=task_dir, sandbox=FAKE)
+    assert pickle.loads(pickle.dumps(config)) == config
+    env = HarborTerminalEnv(task_dir, sandbox=FAKE)
+    env.reset()
+    with contextlib.closing(env), contextlib.closing(HarborTerminalVectorEnv(1, task_dir)) as vector_env:
+        for owner in (env, vector_env, AsyncTerminalGymEnv(config), WarmPool(config, size=1)):
+            with pytest.raises(UsageError, match=f"a {type(owner).__name__} holds sandboxes and can't be pickled"):
+                make_copy(owner)
+    gc.collect()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_longest_instruction_has_room_in_the_observation(tmp_path: Path) -> None:
