@@ -1,6 +1,6 @@
-"""The Gymnasium adapter: ``gym.make("HarborTerminal-v0")``, synchronous and vectorised. It decides nothing.
+"""The Gymnasium adapter: ``gym.make("HarborTerminal-v0")`` and ``gym.make_vec``.
 
-What a name needs is imported when the name is first used.
+Each name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

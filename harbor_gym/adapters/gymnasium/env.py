@@ -17,20 +17,20 @@ from harbor_gym.types import ForkMode
 class HarborTerminalEnv(gymnasium.Env[Any, Any]):
     """A Harbor task's terminal as a Gymnasium environment.
 
-    The work is :class:`harbor_gym.AsyncTerminalGymEnv`'s, on one background event loop per process; calls block.
-    The reward is 0.0 until the verifier has spoken. ``terminated``: the task was declared complete (by a last line
+    It runs :class:`harbor_gym.AsyncTerminalGymEnv` on one background event loop per process; calls block. The reward is
+    0.0 until the verifier has run. ``terminated``: the task was declared complete (by a last line
     ``<task_complete/>``, twice unless ``confirm_task_complete=False``) or the shell session ended; ``truncated``: a
-    budget ran out. Both are verified. Gymnasium's own ``max_episode_steps`` cuts episodes off from outside, without the
-    verifier: use ``max_turns``. A failure of the infrastructure raises and is never a reward.
+    budget ran out. Both are verified. Gymnasium's own ``max_episode_steps`` truncates episodes without the verifier:
+    use ``max_turns`` instead. An infrastructure failure raises and is never a reward.
 
     Args:
         task_dir: One Harbor task directory.
-        task_dirs: Several instead, or a directory of tasks: ``reset(options={"task": name})`` picks one by its
-            directory's name, and without that it is drawn with the seed.
-        action: ``keystrokes``: text that is typed as it stands. ``commands``: a sequence of (keystrokes, seconds).
+        task_dirs: Several task directories instead, or a directory of tasks. ``reset(options={"task": name})`` chooses
+            one by its directory's name; by default the seed draws it.
+        action: ``keystrokes``: text that is typed unchanged. ``commands``: a sequence of (keystrokes, seconds).
             ``message``: a model's message in ``action_format``, terminus-json-plain by default.
-        observation: ``text``: what is new on the terminal. ``dict``: ``screen``, ``output`` (the new text),
-            ``exit_code`` (-1: none), ``cursor`` (row, column), ``remaining`` (fractions of turns and of terminal time).
+        observation: ``text``: the terminal's new output. ``dict``: ``screen``, ``output`` (the new text), ``exit_code``
+            (-1: none), ``cursor`` (row, column), ``remaining`` (fractions of turns and of terminal time).
         render_mode: ``ansi`` (the screen as text), ``rgb_array`` (drawn; needs the ``render`` extra) or ``human``.
         settings: Fields of :class:`harbor_gym.TerminalEnvConfig`: ``sandbox``, ``max_turns``, ``terminal``, …
 
@@ -68,8 +68,8 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         """Start an episode in a fresh sandbox; see :meth:`harbor_gym.AsyncTerminalGymEnv.reset`.
 
         Args:
-            seed: Draws the task and is noted in ``info["seed"]``. A sandbox itself has no seed.
-            options: ``{"task": name}``, or nothing.
+            seed: Draws the task, and is returned in ``info["seed"]``. The sandbox itself has no seed.
+            options: ``{"task": name}``, or None.
         """
         super().reset(seed=seed)
         task_dir = self._tasks.choose(options, self.np_random)
@@ -87,8 +87,8 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
     def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
         """Copy the running episode; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`.
 
-        With wrappers it is ``env.unwrapped.fork``, and the copies have no wrappers. A copy's first ``reset`` returns
-        how it stands; with ``task_dirs`` that takes the same task: ``options={"task": …}``.
+        With wrappers, call ``env.unwrapped.fork``; the copies have no wrappers. A copy's first ``reset`` returns its
+        current observation; with ``task_dirs``, give it the same task (``options={"task": …}``).
         """
         copies = [type(self)(**self._arguments) for _ in range(n)]
         for each, sub_env in zip(copies, self._open_portal().call(self._sub_env.fork, n, mode=mode), strict=True):
@@ -98,7 +98,7 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
 
     @override
     def render(self) -> Any:
-        """Return the screen after the last call as ``render_mode`` has it; ``human`` prints it and returns None."""
+        """Return the screen after the last call, as ``render_mode`` says; ``human`` prints it and returns None."""
         if self.render_mode is None:
             return None
         screen = self._sub_env.screen
@@ -116,7 +116,7 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
 
     @override
     def close(self) -> None:
-        """Stop the sandbox and remove everything that was not asked to be kept. Idempotent."""
+        """Stop the sandbox and remove everything except files that the settings keep. Idempotent."""
         self._is_closed = True
         if self._portal is not None and not self._portal.is_inherited:
             self._portal.call(self._sub_env.close)
@@ -127,7 +127,7 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
             self.render()
 
     def _open_portal(self) -> Portal:
-        """Return the portal. Nothing runs before the first call, so that a fork up to there is safe."""
+        """Return the portal, which starts at the first call, so that forking the process before it is safe."""
         if self._is_closed:
             raise UsageError("the environment is closed: make a new one")
         if self._portal is None:

@@ -1,4 +1,4 @@
-"""Actions and observations in Gymnasium's spaces, and their translation to and from the terminal's."""
+"""Gymnasium's action and observation spaces, and the conversion to and from the terminal environment's forms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,29 +23,29 @@ type ActionKind = Literal["keystrokes", "commands", "message"]
 type ObservationKind = Literal["text", "dict"]
 
 RENDER_MODES = render_modes()
-"""What this installation can render: ``rgb_array`` is there with the extra ``render`` alone."""
+"""The render modes of this installation; ``rgb_array`` needs the extra ``render``."""
 
 NO_EXIT_CODE = -1
 """In a ``dict`` observation: no command finished in this step."""
 
 _MAX_EXIT_CODE = 255
 _MAX_KEYSTROKE_CHARS = MAX_KEYSTROKE_BYTES // 4
-"""So many characters of any kind can be typed in one step."""
+"""Characters that can be typed in one step, whatever their length in UTF-8."""
 
 _FEEDBACK_CHARS = 5_000
-"""What the environment may add about an action to the terminal's text: two texts of 2 000, and phrases."""
+"""Most characters of feedback that the environment adds to the terminal's text: two texts of 2 000, and phrases."""
 
 _CELL_CHARS = 32
-"""A cell holds one character and what combines with it; tmux keeps at most so many bytes of it."""
+"""Most bytes that tmux stores for a cell: one character with its combining ones."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """What an environment was made with, translated once for single and vector environments alike."""
+    """The validated arguments of an environment, for single and vector environments."""
 
     tasks: TaskSet
     config: TerminalEnvConfig
-    """Its ``task_dir`` is the first task's; an episode on another task replaces it."""
+    """The configuration of the first task; episodes of other tasks replace ``task_dir``."""
 
     action: ActionKind
     observation: ObservationKind
@@ -54,10 +54,10 @@ class Interface:
     def make(
         cls, tasks: TaskSet, action: ActionKind, observation: ObservationKind, render_mode: str | None, settings: Any
     ) -> Self:
-        """Check and translate the keyword arguments of an environment.
+        """Validate the arguments of an environment.
 
         Raises:
-            UsageError: An argument is unknown or has a value that it can't have.
+            UsageError: An argument is unknown or has an invalid value.
             MissingDependencyError: ``render_mode`` needs an extra that is not installed.
         """
         _require("action", action, ("keystrokes", "commands", "message"))
@@ -103,10 +103,10 @@ class Interface:
         )
 
     def to_action(self, action: Any) -> Action:
-        """Return the terminal environment's form of an action.
+        """Convert an action for the terminal environment.
 
         Raises:
-            UsageError: It is not of the kind that this environment takes.
+            UsageError: The action is not of the environment's kind.
         """
         if self.action != "commands":
             if not isinstance(action, str):
@@ -120,7 +120,7 @@ class Interface:
     def to_observation(
         self, text: str, info: Mapping[str, Any], screen: Screen | None, remaining: tuple[float, float]
     ) -> Any:
-        """Return an observation in the space's form."""
+        """Return an observation of the observation space."""
         if self.observation == "text":
             return text
         code = info.get("exit_code")
@@ -133,7 +133,7 @@ class Interface:
         }
 
     def nothing(self) -> Any:
-        """Return an observation of the space for where there is nothing to observe."""
+        """Return the empty observation of the observation space."""
         return self.to_observation("", {}, None, (0.0, 0.0))
 
 

@@ -6,11 +6,11 @@ Since version 1.0 Gymnasium reads no entry points: a package registers its envir
 import gymnasium
 
 ENV_ID = "HarborTerminal-v0"
-"""What ``gym.make`` and ``gym.make_vec`` take."""
+"""The environment's id for ``gym.make`` and ``gym.make_vec``."""
 
 
 def register() -> None:
-    """Register the environment with Gymnasium; ``import harbor_gym`` has done so. Idempotent."""
+    """Register the environment with Gymnasium, as ``import harbor_gym`` does. Idempotent."""
     if ENV_ID in gymnasium.registry:
         return
     gymnasium.register(

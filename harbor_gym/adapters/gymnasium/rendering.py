@@ -1,4 +1,4 @@
-"""Draw a terminal's screen: pyte reads the colours, Pillow draws the characters; the extra ``render`` has both."""
+"""Draw a terminal's screen: pyte reads the colours, and Pillow draws the characters (extra ``render``)."""
 
 import functools
 import importlib.util
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 ALL_MODES = ("ansi", "human", "rgb_array")
 
 _RGB_PACKAGES = ("pyte", "PIL", "matplotlib")
-"""What ``rgb_array`` draws with; the last one has the font."""
+"""The packages that ``rgb_array`` needs; matplotlib has the font."""
 
 CELL_WIDTH, CELL_HEIGHT = 9, 18
-"""Pixels. At this size the font's hinted advance is a whole number, so that cells line up."""
+"""A cell's size in pixels. At this size the font's hinted advance is a whole number, so that cells line up."""
 
 _FONT_SIZE = 15
 _BASELINE = 14
@@ -48,13 +48,13 @@ _COLOURS = {
 
 
 def render_modes() -> tuple[str, ...]:
-    """Return the render modes that this installation has."""
+    """Return the render modes that this installation supports."""
     is_whole = all(importlib.util.find_spec(name) is not None for name in _RGB_PACKAGES)
     return ALL_MODES if is_whole else tuple(mode for mode in ALL_MODES if mode != "rgb_array")
 
 
 def require_mode(mode: str | None) -> None:
-    """Refuse a mode that needs what is not installed.
+    """Refuse a render mode that this installation does not support.
 
     Raises:
         MissingDependencyError: The extra ``render`` is not installed.
@@ -64,11 +64,11 @@ def require_mode(mode: str | None) -> None:
 
 
 def as_terminal_output(screen: Screen, *, in_place: bool) -> str:
-    """Return what shows the screen on another terminal.
+    """Return the output that shows the screen on another terminal.
 
     Args:
-        screen: What to show.
-        in_place: With colours, over what is there and with the cursor where it belongs; else as plain text.
+        screen: The screen.
+        in_place: Whether to overwrite the other terminal, with colours and the cursor; False is plain text.
     """
     if not in_place:
         return f"{screen.text}\n"
@@ -121,7 +121,7 @@ def _colour(name: str, default: str) -> str:
 
 @functools.cache
 def _font(bold: bool) -> "FreeTypeFont":
-    """Load DejaVu Sans Mono from where matplotlib keeps it, which need not be imported for that."""
+    """Load DejaVu Sans Mono from matplotlib's files, without importing matplotlib."""
     from PIL import ImageFont
 
     package = importlib.util.find_spec("matplotlib")

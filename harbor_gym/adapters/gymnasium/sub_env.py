@@ -1,4 +1,4 @@
-"""One episode after another in Gymnasium's terms, asynchronous: the base of single and vector environments."""
+"""Successive episodes in Gymnasium's terms, asynchronous: the base of single and vector environments."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ type Transition = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class SubEnv:
-    """Holds the terminal environment of the task at hand, and translates its answers."""
+    """Holds the terminal environment of the current task, and converts its results."""
 
     def __init__(self, interface: Interface, env: AsyncTerminalGymEnv | None = None) -> None:
         self._interface = interface
@@ -22,7 +22,7 @@ class SubEnv:
 
     @property
     def screen(self) -> Screen | None:
-        """The screen after the last call, where the interface requests it."""
+        """The screen after the last call; None if the interface does not capture it."""
         return self._env.screen
 
     async def reset(self, task_dir: Path, *, seed: int | None) -> tuple[Any, dict[str, Any]]:
@@ -53,5 +53,5 @@ class SubEnv:
 
 
 def _present(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is None: vector environments keep numbers of one key in one array, where None has no place."""
+    """Return ``info`` without None: vector environments collect the numbers of a key in an array without None."""
     return {key: value for key, value in info.items() if value is not None}

@@ -13,21 +13,21 @@ type PathLike = str | Path
 
 
 class TaskSet:
-    """A few task directories under their names.
+    """Task directories by name.
 
     Args:
         task_dir: One task.
-        task_dirs: Several, or a directory that holds several. Exactly one of the two is given.
+        task_dirs: Several tasks, or a directory of tasks. Give exactly one of the two arguments.
 
     Raises:
-        UsageError: Both or none were given, there is no task in the directory, or two have the same directory name.
+        UsageError: Both or no arguments are given, there is no task, or two tasks have the same directory name.
     """
 
     def __init__(self, task_dir: PathLike | None, task_dirs: PathLike | Sequence[PathLike] | None) -> None:
         if (task_dir is None) == (task_dirs is None):
             raise UsageError("give either task_dir (one task) or task_dirs (several, or a directory of tasks)")
         if task_dir is not None:
-            paths = [Path(task_dir)]  # right or wrong: the first reset reports it
+            paths = [Path(task_dir)]  # not checked here: the first reset reports a wrong task
         elif isinstance(task_dirs, str | Path):
             paths = find_tasks([Path(task_dirs)])
         else:
@@ -44,19 +44,19 @@ class TaskSet:
 
     @property
     def longest_instruction_bytes(self) -> int:
-        """Size of the longest instruction of any task or step."""
+        """Size of the longest instruction of any task or step, in bytes."""
         files = (file for path in self._paths.values() for file in path.rglob("instruction.md"))
         return max((file.stat().st_size for file in files), default=0)
 
     def choose(self, options: Mapping[str, Any] | None, random: np.random.Generator) -> Path:
-        """Return the task that ``options["task"]`` names; without that, draw one.
+        """Return the task that ``options["task"]`` names, or else a random one.
 
         Args:
-            options: What ``reset`` was given.
-            random: Drawn from only where there is a choice.
+            options: The options of ``reset``.
+            random: Used only if there are several tasks.
 
         Raises:
-            UsageError: There is no such task, or an option that nothing reads.
+            UsageError: There is no such task, or an option is unknown.
         """
         unknown = sorted(set(options or ()) - {"task"})
         if unknown:

@@ -1,4 +1,4 @@
-"""Gymnasium's ``Text`` space over all characters of a terminal, which are too many to list."""
+"""Gymnasium's ``Text`` space over all characters of a terminal, which are too many to enumerate."""
 
 import multiprocessing
 from collections.abc import Iterator, Sequence, Set
@@ -19,16 +19,16 @@ _SAMPLE_CHARACTERS = "".join(map(chr, range(0x20, 0x7F))) + "\n"
 
 
 class TerminalText(Text):
-    """Every string of at most ``max_length`` characters that can be encoded; NUL is none of them.
+    """All strings of at most ``max_length`` characters that can be encoded, without NUL.
 
-    ``Text`` requires its character set as a list. This one's has 1 112 063 members, so membership is computed, and an
-    index into the set is the code point. Samples are short, made of what a keyboard has, and not empty, which as
-    keystrokes would mean to wait.
+    ``Text`` requires a list of its characters. Here there are 1 112 063, so membership is computed, and a character's
+    index is its code point. Samples are short strings of a keyboard's characters; they are not empty, since empty
+    keystrokes wait.
 
     Args:
-        max_length: Ceiling on the length, in characters.
-        sample_length: Ceiling on the length of samples, in characters.
-        seed: Seeds the samples.
+        max_length: Longest string, in characters.
+        sample_length: Longest sample, in characters.
+        seed: Seed of the samples.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TerminalText(Text):
         mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
         probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
     ) -> str:
-        """Return a short random string; of masks only the length counts."""
+        """Return a short random string; of a mask only the length is used."""
         length = (mask or probability or (None, None))[0]
         if length is None:
             length = int(self.np_random.integers(1, self.sample_length + 1))
@@ -67,13 +67,13 @@ class TerminalText(Text):
     @property
     @override
     def character_set(self) -> Any:
-        """All characters, as a set whose members are computed."""
+        """All characters, as a set with computed membership."""
         return _CHARACTERS
 
     @property
     @override
     def character_list(self) -> Any:
-        """All code points, as a sequence whose members are computed."""
+        """All code points, as a sequence with computed items."""
         return _CODE_POINT_LIST
 
     @override
@@ -84,7 +84,7 @@ class TerminalText(Text):
     @property
     @override
     def characters(self) -> str:
-        """The characters that samples are made of."""
+        """The characters of samples."""
         return _SAMPLE_CHARACTERS
 
 
@@ -112,9 +112,9 @@ def _place_bytes(space: TerminalText) -> int:
 
 
 class _SharedTexts(Sequence[str]):
-    """One text per environment, read anew at each look: Gymnasium takes the observations of a run once, and views them.
+    """One text per environment, read from shared memory at each access, since Gymnasium keeps this object for the run.
 
-    What it returns to its caller is a deep copy: a tuple of strings.
+    Gymnasium returns a deep copy to its caller: a tuple of strings.
     """
 
     def __init__(self, space: TerminalText, shared_memory: Any, n: int) -> None:
@@ -143,7 +143,7 @@ class _SharedTexts(Sequence[str]):
 
 
 class _Characters(Set[str]):
-    """What can stand in a terminal's text. Its length is the code space's, for ``character_index`` to stay below."""
+    """The characters of a terminal's text. The length is that of the code space, so that every index is below it."""
 
     def __contains__(self, char: object) -> bool:
         return isinstance(char, str) and len(char) == 1 and char != "\0" and ord(char) not in _SURROGATES

@@ -1,4 +1,4 @@
-"""Many terminals in one process: ``gym.make_vec("HarborTerminal-v0", num_envs=…)`` steps all of them at once."""
+"""Many terminals in one process: ``gym.make_vec("HarborTerminal-v0", num_envs=…)`` steps them concurrently."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -26,7 +26,7 @@ ERROR = "infrastructure_error"
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one call brought one sub-environment."""
+    """The result of one call for one sub-environment."""
 
     observation: Any
     info: dict[str, Any]
@@ -37,23 +37,22 @@ class _Outcome:
 
 
 class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
-    """``num_envs`` terminals, each in a sandbox of its own, stepped concurrently on one event loop.
+    """``num_envs`` terminals, each in its own sandbox, stepped concurrently on one event loop.
 
-    A sub-environment whose infrastructure fails does not take the others' step with it: it gets the reward NaN (an
-    infrastructure failure is no reward, and an average over it is NaN too), ``truncated``, an empty observation,
-    and its exception in ``infos["infrastructure_error"]``, whose mask ``infos["_infrastructure_error"]`` is what to
-    exclude from training. Its next reset, by whichever autoreset mode, starts a fresh sandbox. Only where *all* fail to
-    reset is the first error raised.
+    An infrastructure failure affects only its sub-environment, which gets the reward NaN (an average over it is NaN
+    too), ``truncated``, an empty observation, and its exception in ``infos["infrastructure_error"]``. Exclude from
+    training what the mask ``infos["_infrastructure_error"]`` marks. The next reset, in any autoreset mode, starts a
+    fresh sandbox. If *all* sub-environments fail to reset, the first error is raised.
 
     Args:
-        num_envs: How many.
+        num_envs: Number of sub-environments.
         task_dir: As for :class:`HarborTerminalEnv`.
-        task_dirs: As for :class:`HarborTerminalEnv`; each reset draws each sub-environment's task anew.
+        task_dirs: As for :class:`HarborTerminalEnv`; each reset draws each sub-environment's task again.
         action: As for :class:`HarborTerminalEnv`.
         observation: As for :class:`HarborTerminalEnv`.
         render_mode: As for :class:`HarborTerminalEnv`, but not ``human``.
         autoreset_mode: When a finished sub-environment starts its next episode; see Gymnasium's ``AutoresetMode``.
-        max_episode_steps: As ``max_turns``, which see: such an episode is verified.
+        max_episode_steps: The default of ``max_turns``; such an episode is verified.
         settings: Fields of :class:`harbor_gym.TerminalEnvConfig`.
 
     Raises:
@@ -106,8 +105,8 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Start an episode in every sub-environment, or in those that ``options["reset_mask"]`` marks.
 
         Args:
-            seed: One number, which grows by one from each sub-environment to the next, or one for each.
-            options: ``task``: the task of all of these episodes. ``reset_mask``: an array of ``num_envs`` booleans.
+            seed: The first sub-environment's seed, incremented by one for each further one, or a seed for each.
+            options: ``task``: the task of all these episodes. ``reset_mask``: an array of ``num_envs`` booleans.
 
         Raises:
             HarborGymError: The task or an argument is wrong, or no sub-environment could be reset.
@@ -133,7 +132,7 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def step(
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Take one step in every sub-environment at the same time; it lasts as long as the slowest one's.
+        """Take one step in every sub-environment concurrently; it takes as long as the slowest one's.
 
         Raises:
             UsageError: ``actions`` are not ``num_envs`` actions, or a finished sub-environment was not reset
@@ -148,13 +147,13 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             )
         for number, action in enumerate(actions):
             if not self._needs_reset[number]:
-                self._interface.to_action(action)  # a mistake must show before any of the others has stepped
+                self._interface.to_action(action)  # an invalid action must raise before any other has stepped
         jobs = {number: partial(self._advance, number, action) for number, action in enumerate(actions)}
         return self._collect(self._open_portal().call(_run_all, jobs))
 
     @override
     def render(self) -> Any:
-        """Return each sub-environment's screen after the last call; None for one that has none."""
+        """Return each sub-environment's screen after the last call, or None if it has none."""
         if self.render_mode is None:
             return None
         screens = [sub_env.screen for sub_env in self._sub_envs]
@@ -166,7 +165,7 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     @override
     def close_extras(self) -> None:
-        """Stop all sandboxes at once."""
+        """Stop all sandboxes concurrently."""
         if self._portal is not None and not self._portal.is_inherited:
             self._portal.call(_close_all, self._sub_envs)
             self._disown()
@@ -256,14 +255,14 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
 
 async def _run_all(jobs: Mapping[int, Callable[[], Coroutine[Any, Any, _Outcome]]]) -> dict[int, _Outcome]:
-    """Run the jobs side by side. What one of them raises is a mistake of the caller's, and cancels the others."""
+    """Run the jobs concurrently. An exception is the caller's mistake, and cancels the other jobs."""
     async with task_group() as group:
         tasks = {number: group.create_task(job()) for number, job in jobs.items()}
     return {number: task.result() for number, task in tasks.items()}
 
 
 async def _close_all(sub_envs: Sequence[SubEnv]) -> None:
-    """Close every sub-environment, whatever happens to the others, and raise the first error at the end."""
+    """Close every sub-environment, also if others fail, and raise the first error at the end."""
     results = await asyncio.gather(*(sub_env.close() for sub_env in sub_envs), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

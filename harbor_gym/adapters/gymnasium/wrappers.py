@@ -14,12 +14,12 @@ from harbor_gym.types import ActionFormat
 
 
 def terminus_message(keystrokes: str, *, duration_sec: float = 1.0, task_complete: bool = False) -> str:
-    """Return a terminus-json-plain message that types ``keystrokes``; without any it types and waits for nothing.
+    """Return a terminus-json-plain message that types ``keystrokes``; if these are empty, it has no commands.
 
     Args:
-        keystrokes: What is typed.
-        duration_sec: Ceiling on the wait for its effect.
-        task_complete: Declare the task complete.
+        keystrokes: The keystrokes.
+        duration_sec: Longest wait for their effect, in seconds.
+        task_complete: Whether to declare the task complete.
     """
     commands = [{"keystrokes": keystrokes, "duration": duration_sec}] if keystrokes else []
     message = {"analysis": "", "plan": "", "commands": commands, "task_complete": task_complete}
@@ -27,10 +27,10 @@ def terminus_message(keystrokes: str, *, duration_sec: float = 1.0, task_complet
 
 
 class KeystrokesToTerminus(gymnasium.ActionWrapper[Any, str, Any], RecordConstructorArgs):
-    """Takes keystrokes for an environment made with ``action="message"`` in terminus-json-plain.
+    """Takes keystrokes for an environment with ``action="message"`` in terminus-json-plain.
 
-    For scripted and random policies beside a model's on one and the same environment. A last line
-    ``<task_complete/>`` declares the task complete, as it does with ``action="keystrokes"``.
+    Use it to run scripted or random policies on a model's environment. A last line ``<task_complete/>`` declares the
+    task complete, as with ``action="keystrokes"``.
 
     Args:
         env: The environment.
@@ -56,7 +56,7 @@ class KeystrokesToTerminus(gymnasium.ActionWrapper[Any, str, Any], RecordConstru
 
 
 class Tokenizer(Protocol):
-    """What Hugging Face's tokenizers provide, among others."""
+    """The interface of a tokenizer, as Hugging Face's have it."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the text's tokens."""
@@ -72,7 +72,7 @@ class Tokenizer(Protocol):
 class TokenizedText(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Observations and actions as tokens, for environments whose observations and actions are text.
 
-    Each observation is tokenised by itself. For training on exactly what was sampled, over a whole conversation, see
+    Each observation is tokenised by itself. To train on the exact tokens of a whole conversation, see
     :mod:`harbor_gym.tokens`.
 
     Args:

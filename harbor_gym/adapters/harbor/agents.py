@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from harbor.trial.trial import Trial
 
 URL_MARK = "{gateway_url}"
-"""Stands in the options and environment variables of an agent that is not listed for its session's address, without
-``/v1``."""
+"""Placeholder for the session's URL, without ``/v1``, in the options and variables of an agent that is not listed."""
 
 _NO_LIMIT_TOKENS = 1_000_000
 
 
 def unchecked_agent(name: str, options: Mapping[str, Any] | None = None) -> "AgentConfig":
-    """Return Harbor's configuration of an agent by its name, or by ``module.path:Class``."""
+    """Return Harbor's configuration of an agent by its name or ``module.path:Class``, without checking it."""
     from harbor.models.trial.config import AgentConfig
 
     kwargs = dict(options or {})
@@ -32,16 +31,16 @@ def unchecked_agent(name: str, options: Mapping[str, Any] | None = None) -> "Age
 
 
 def agent_of(name: str, options: Mapping[str, Any] | None = None, *, is_relayed: bool = False) -> "AgentConfig":
-    """Return Harbor's configuration of an agent, checked before anything is started.
+    """Return Harbor's configuration of an agent, and check it before anything is started.
 
     Args:
         name: One of Harbor's agents, or ``module.path:Class``.
+        options: The agent's keyword arguments. :data:`URL_MARK` in them is replaced with the session's URL; an agent
+            that is not listed in :data:`harbor_gym.gateway.agents.AGENTS` needs it.
         is_relayed: Whether Harbor's server gives the agent its address.
-        options: The agent's keyword arguments. :data:`URL_MARK` in one of them stands for its session's address; an
-            agent that is not listed in :data:`harbor_gym.gateway.agents.AGENTS` needs it.
 
     Raises:
-        UsageError: There is no such agent, it has no place for an address, or Harbor's server needs a newer Harbor.
+        UsageError: There is no such agent, its options lack the placeholder, or Harbor's server needs a newer Harbor.
     """
     agent = unchecked_agent(name, options)
     if _listed_name(agent) is None:
@@ -54,7 +53,7 @@ def agent_of(name: str, options: Mapping[str, Any] | None = None, *, is_relayed:
 
 
 def runs_in_sandbox(agent: "AgentConfig") -> bool:
-    """Return whether an agent runs in the sandbox: what Harbor installs there does.
+    """Return whether an agent runs in the sandbox, as those that Harbor installs there do.
 
     Raises:
         UsageError: There is no such agent.
@@ -67,7 +66,7 @@ def runs_in_sandbox(agent: "AgentConfig") -> bool:
 
 
 def require_terminus_json(agent: "AgentConfig | str") -> None:
-    """Refuse an agent that is known to read other messages than terminus-json-plain.
+    """Refuse an agent that is known not to read terminus-json-plain.
 
     Raises:
         UsageError: The agent is listed in :data:`harbor_gym.gateway.agents.AGENTS` with another format.
@@ -84,17 +83,17 @@ def require_terminus_json(agent: "AgentConfig | str") -> None:
 def point_at_session(
     agent: "AgentConfig", session: Session, *, model: str, in_sandbox: bool, limits: SessionLimits
 ) -> "AgentConfig":
-    """Return an agent's configuration with the session's address in it.
+    """Return an agent's configuration with the session's URL.
 
     Args:
-        agent: One of :data:`harbor_gym.gateway.agents.AGENTS`, or any with :data:`URL_MARK` where its address belongs.
+        agent: One of :data:`harbor_gym.gateway.agents.AGENTS`, or any agent with :data:`URL_MARK` in its options.
         session: The session.
         model: The policy's model name in the gateway.
         in_sandbox: Whether the agent runs in the sandbox, so that it reaches the session by a tunnel.
         limits: The session's budgets, for agents that plan with them.
 
     Raises:
-        UsageError: The agent has an address of its own, or is not listed and has no place for one.
+        UsageError: The agent has another base URL, or is not listed and lacks the placeholder.
     """
     _require_address(agent)
     url = sandbox_url(session) if in_sandbox else session.base_url
@@ -116,7 +115,7 @@ def point_at_session(
 
 def attach(trial: "Trial", gateway: Gateway, session: Session, *, in_sandbox: bool) -> None:
     """Connect a trial that has not run yet to its session."""
-    note_ends_of_agent(trial, session)  # first: closing the tunnel ends requests, too
+    note_ends_of_agent(trial, session)  # before the tunnel's hook, since closing the tunnel ends requests
     if in_sandbox:
         open_tunnel_for_agent(trial, gateway, session)
     end_agent_on_limit(trial, session)
@@ -158,7 +157,7 @@ def _require_address(agent: "AgentConfig") -> None:
 
 
 def has_mark(agent: "AgentConfig") -> bool:
-    """Return whether :data:`URL_MARK` stands in an agent's options, variables or ``base_url``."""
+    """Return whether an agent's options, variables or ``base_url`` have :data:`URL_MARK`."""
     given = {"kwargs": agent.kwargs, "env": agent.env, "base_url": base_url_of(agent)}
     return _placed(given, "") != given
 

@@ -1,4 +1,4 @@
-"""Play the episodes of an evaluation with any of Harbor's agents, against a model behind a chat endpoint."""
+"""Play the episodes of an evaluation with one of Harbor's agents and a model behind a chat endpoint."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,22 +17,22 @@ from harbor_gym.types import Rollout
 
 @dataclass(frozen=True)
 class AgentPlayer:
-    """One of Harbor's agents. It speaks to a session here, and never sees the endpoint's key."""
+    """Plays episodes with one of Harbor's agents, which calls a session of the gateway and never gets the API key."""
 
     endpoint: ChatEndpoint
     """The open endpoint."""
 
     agent: AgentConfig | str
-    """As :class:`RolloutInterface` takes it."""
+    """See :class:`RolloutInterface`."""
 
     retries: int = 1
     """Fresh attempts at an episode that an infrastructure error ended."""
 
     transcripts_dir: Path | None = None
-    """Where to write transcripts, as a training run does; None writes none. An agent's terminal is not recorded."""
+    """Folder for transcripts; None writes none. An agent's terminal is not recorded."""
 
     async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
-        """Play an episode once; return the infrastructure error too, if that ended it."""
+        """See :meth:`harbor_gym.evaluation.EpisodePlayer.attempt`."""
         sampler = ProxySampler(self.endpoint)
 
         async def play(recorded: TerminalEnvConfig, _keep: KeepSnapshot | None) -> Rollout:

@@ -1,4 +1,4 @@
-"""Harbor's rollout interface: task configurations in, token-exact rollouts out, on the core that every adapter uses."""
+"""The rollout interface: Harbor's task configurations in, token-exact rollouts out."""
 
 import asyncio
 import importlib
@@ -36,41 +36,41 @@ MODEL = "policy"
 """The policy's model name in the gateway."""
 
 OnRollout = Callable[[Rollout, int, int], object]
-"""Called on the event loop with a rollout as it ends, how many have ended, and how many there are. Must not block."""
+"""Called on the event loop as a rollout ends, with it, the number of ended ones, and the total. Must not block."""
 
 
 class RolloutInterface:
-    """Play Harbor tasks with a policy and return what it sampled, token by token.
+    """Play Harbor tasks with a policy and return the exact tokens that it sampled.
 
-    Nothing is shared between two calls of :meth:`run`, and nothing is left behind by one.
+    Calls of :meth:`run` share no state and leave nothing behind.
 
     Args:
         sampler: Samples the policy's messages.
         codec: Writes conversations as tokens.
         agent: For the strategies ``gateway`` and ``details``: a name of
             :data:`harbor_gym.gateway.agents.AGENTS`, or Harbor's configuration of any agent. An agent that is not
-            listed there has ``{gateway_url}`` where its base URL belongs. None is Terminus-2.
-        strategy: Which loop plays, and where the tokens are recorded.
+            listed there needs ``{gateway_url}`` in place of its base URL. None is Terminus-2.
+        strategy: The loop that plays, and the source of the tokens.
         sandbox: As ``TerminalEnvConfig.sandbox``.
         sandbox_options: Keyword arguments of the sandbox's class.
-        n_concurrent: Rollouts at the same time.
-        limits: The budgets of each rollout. The strategy ``env`` needs ``max_answer_tokens``, counts the terminal's
-            time for ``time_limit_sec``, and has no ``max_sampled_tokens``.
+        n_concurrent: Concurrent rollouts.
+        limits: The budgets of each rollout. The strategy ``env`` needs ``max_answer_tokens``, counts only the
+            terminal's time for ``time_limit_sec``, and does not support ``max_sampled_tokens``.
         env_settings: Further fields of ``TerminalEnvConfig`` for the strategy ``env``.
-        max_retries: Fresh attempts that may follow one that the infrastructure lost.
-        stragglers: What :meth:`run` does about the slowest rollouts of each task; None waits for all.
+        max_retries: Retries of a rollout after infrastructure failures.
+        stragglers: How :meth:`run` treats the slowest rollouts of each task; None waits for all.
         reward_key: Name of the reward; None is ``reward``, or the only one there is.
         reward_function: As ``TerminalEnvConfig.reward_function``.
         zero_reward_on_limit: As ``TerminalEnvConfig.zero_reward_on_limit``.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         keep_agent_processes: As ``TerminalEnvConfig.keep_agent_processes``.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
-        agent_in_sandbox: Whether the agent runs in the sandbox, for one that is not listed.
-        server: Harbor's server that runs the trials, in place of this process. Its agents have their addresses from it,
-            it grades as ``harbor run`` does, and a task's path is one of its file system.
-        trials_dir: Where to keep the trials' folders; None removes them.
-        train_segments: ``main``: a rollout's segments are those of the agent's own conversation, with the histories
-            that it made of it. ``all``: those of its side calls (sub-agents, titles) too. For the strategy ``gateway``.
+        agent_in_sandbox: Whether the agent runs in the sandbox; None derives it from the agent.
+        server: A Harbor server that runs the trials instead of this process. It gives agents their addresses, grades as
+            ``harbor run`` does, and reads tasks' paths in its own file system.
+        trials_dir: Folder for the trials' folders; None removes them.
+        train_segments: For the strategy ``gateway``. ``main``: a rollout's segments are those of the agent's own
+            conversation, also after it edited its history. ``all``: side calls (sub-agents, titles) as well.
 
     Raises:
         UsageError: The arguments contradict each other.
@@ -157,10 +157,10 @@ class RolloutInterface:
         max_answer_tokens: int = 0,
         train_segments: TrainSegments = "main",
     ) -> Self:
-        """Make one for an agent, with the sandbox, the budgets and the reward of a configuration of our own loop.
+        """Make an interface for an agent, with the sandbox, budgets and reward of an environment's configuration.
 
         Raises:
-            UsageError: The configuration has what no agent would heed, or the arguments contradict each other.
+            UsageError: The configuration has fields that no agent uses, or the arguments contradict each other.
         """
         require_fields_of_agents(config)
         return cls(
@@ -188,14 +188,14 @@ class RolloutInterface:
         )
 
     async def run_one(self, task_dir: str | Path, *, clock: EpisodeClock | None = None) -> Rollout:
-        """Play one task once; of the interface's ``stragglers`` the deadline counts, from now on.
+        """Play one task once. Of the interface's ``stragglers`` only the deadline applies, from this call on.
 
         Args:
             task_dir: The task's directory.
-            clock: Of an episode of a group that the caller plays, whose deadline counts instead.
+            clock: The clock of an episode in the caller's own group, whose deadline applies instead.
 
         Returns:
-            As :meth:`run`.
+            The rollout, see :meth:`run`.
 
         Raises:
             TaskError, UsageError: As :meth:`run`.
@@ -209,11 +209,11 @@ class RolloutInterface:
             return replace(rollout, task_name=path.name)
 
     async def run(self, tasks: Sequence[TaskConfig], *, on_rollout: OnRollout | None = None) -> list[Rollout]:
-        """Play each task once; give a task as often as it is to be played.
+        """Play each task once; repeat a task in ``tasks`` to play it several times.
 
-        Cancelling it ends every trial and waits for their sandboxes to stop. With ``over_sample`` of the interface's
-        ``stragglers``, the equal ones of ``tasks`` are a group: more rollouts of it are started, and the first that end
-        with a verdict are returned. They have to fit in ``n_concurrent``.
+        Cancelling this call ends every trial and waits until its sandbox has stopped. With ``over_sample`` in the
+        interface's ``stragglers``, equal entries of ``tasks`` are a group: more rollouts are started, and the first to
+        end with a verdict are returned. All of them should fit in ``n_concurrent``.
 
         Args:
             tasks: Harbor's configurations of tasks: a local path, a path in a git repository with or without a
@@ -221,13 +221,13 @@ class RolloutInterface:
             on_rollout: Called as each rollout ends.
 
         Returns:
-            The rollouts in the order of ``tasks``. One that the infrastructure lost has no reward, and its error. One
-            that had no answer by the batch's deadline has no reward, and the end reason ``DROPPED``. A group's first
-            rollout has the group's ``stragglers/…`` among its metrics.
+            The rollouts in the order of ``tasks``. A rollout that the infrastructure lost has its error and no reward.
+            One without an answer by the batch's deadline has no reward, and the end reason ``DROPPED``. A group's first
+            rollout has the group's ``stragglers/…`` in its metrics.
 
         Raises:
             TaskError: A task is wrong, or can't be fetched.
-            UsageError: The agent has no place for its address, or the sandbox's settings can't be used.
+            UsageError: The agent's options lack ``{gateway_url}``, or the sandbox's settings can't be used.
         """
         resolved = await resolve_task_configs(tasks)
         slots, played = asyncio.Semaphore(self._n_concurrent), dict[int, Rollout]()
@@ -241,7 +241,7 @@ class RolloutInterface:
 
             async def play_places(places: Sequence[int]) -> None:
                 async def play(number: int, clock: EpisodeClock) -> Rollout:
-                    # Beyond the places all are of one task.
+                    # Over-sampled rollouts are beyond the places; all places of such a group have one task.
                     task, path = resolved[places[min(number, len(places) - 1)]]
                     async with slots:
                         rollout = await self._play(player, task, path, clock)
@@ -270,7 +270,7 @@ class RolloutInterface:
         return [played[place] for place in range(len(resolved))]
 
     async def _play(self, player: Player, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
-        """Play a task, again in a fresh sandbox while the infrastructure fails, and retries and the batch last."""
+        """Play a task; after an infrastructure failure, retry it before the batch's deadline."""
         budget, failed = RetryBudget(self._max_retries), 0
         while True:
             rollout = await player.play(task, path, clock)
@@ -281,7 +281,7 @@ class RolloutInterface:
 
     @asynccontextmanager
     async def _player(self) -> AsyncGenerator[Player]:
-        """Yield what plays one task, with everything that the rollouts share open."""
+        """Yield the player of the strategy, with the resources that its rollouts share."""
         if self._strategy is Strategy.ENV:
             assert is_chat_codec(self._codec)
             yield EnvPlayer(self._sampler, self._codec, self._limits, self._config)
@@ -292,7 +292,7 @@ class RolloutInterface:
             return
         use_litellms_own_prices()
         if self._agent.import_path is None and self._agent.name == "terminus-2":
-            # It takes seconds, which would hold up the event loop when the first trial imports it.
+            # The import takes seconds and would block the event loop in the first trial.
             await asyncio.to_thread(importlib.import_module, "litellm")
         with tempfile.TemporaryDirectory(prefix="harbor-gym-trials-", ignore_cleanup_errors=True) as temporary:
             async with Gateway(self._sampler, self._codec, model=MODEL) as gateway:
@@ -344,5 +344,5 @@ class RolloutInterface:
 
 
 def is_chat_codec(codec: ChatCodec | ConversationCodec) -> TypeGuard[ChatCodec]:
-    """Return whether a codec can go on from sampled tokens without a gateway."""
+    """Return whether a codec can continue from sampled tokens without a gateway."""
     return hasattr(codec, "next_turn")

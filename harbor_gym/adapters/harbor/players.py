@@ -1,4 +1,4 @@
-"""Players of one task: our own loop, or a Harbor trial with an agent at a session of the gateway."""
+"""Players of one task: this package's own loop, or a Harbor trial whose agent calls a session of the gateway."""
 
 import asyncio
 import time
@@ -29,28 +29,28 @@ from harbor_gym.types import ChatCodec, EndReason, Rollout, Sampler
 
 
 class Player(Protocol):
-    """What plays one task."""
+    """Plays a task."""
 
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """Play a task once.
 
         Args:
-            task: Harbor's configuration of it.
-            path: Its directory on this machine.
-            clock: The episode's.
+            task: Harbor's configuration of the task.
+            path: The task's directory on this machine.
+            clock: The episode's clock.
 
         Raises:
-            HarborGymError: What no retry can repair.
+            HarborGymError: The task or the configuration is wrong, which no retry can repair.
         """
         ...
 
 
 @contextmanager
 def clocked_session(gateway: Gateway, clock: EpisodeClock, *, name: str, limits: SessionLimits) -> Generator[Session]:
-    """Yield an open session whose answers an episode's clock counts, and which the batch's deadline ends."""
+    """Yield an open session that counts its answers with an episode's clock, and ends at the batch's deadline."""
     session = gateway.open_session(name=name, limits=limits, sampler=clocked(gateway.sampler, clock))
     timer: asyncio.TimerHandle | None = None
-    if clock.ends_at is not None:  # the agent may be busy with a command, and ask for nothing
+    if clock.ends_at is not None:  # the agent may be running a command, and make no request
         timer = asyncio.get_running_loop().call_at(clock.ends_at, session.end, EndReason.BATCH_DEADLINE)
     try:
         yield session
@@ -62,7 +62,7 @@ def clocked_session(gateway: Gateway, clock: EpisodeClock, *, name: str, limits:
 
 @dataclass(frozen=True)
 class EnvPlayer:
-    """Our own loop, :func:`harbor_gym.run_episode`."""
+    """Plays with :func:`harbor_gym.run_episode`."""
 
     sampler: Sampler
     """Samples the policy's messages."""
@@ -74,10 +74,10 @@ class EnvPlayer:
     """The budgets in tokens."""
 
     config: TerminalEnvConfig
-    """The sandbox, the budgets and the reward. Its task is replaced by the one that is played."""
+    """The sandbox, the budgets and the reward; ``task_dir`` is replaced."""
 
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
-        """Play a task once."""
+        """See :meth:`Player.play`."""
         started = time.monotonic()
         env = TokenTerminalEnv(
             AsyncTerminalGymEnv(self.config.model_copy(update={"task_dir": path})),
@@ -99,7 +99,7 @@ class EnvPlayer:
 
 @dataclass(frozen=True)
 class TrialPlayer:
-    """Harbor trials whose agents speak to sessions of one gateway."""
+    """Plays Harbor trials whose agents call sessions of one gateway."""
 
     gateway: Gateway
     """The open gateway."""
@@ -108,25 +108,25 @@ class TrialPlayer:
     """The agent, without an address."""
 
     in_sandbox: bool
-    """Whether it runs in the sandbox."""
+    """Whether the agent runs in the sandbox."""
 
     config: TerminalEnvConfig
-    """The sandbox, and how it is graded."""
+    """The settings of the sandbox and its grading."""
 
     limits: SessionLimits
     """The budgets of each session."""
 
     account: RewardAccount
-    """What a verdict is worth."""
+    """Computes the reward of a verdict."""
 
     trials_dir: Path
-    """Where the trials' folders are."""
+    """Folder of the trials' folders."""
 
     tokens: Tokens
-    """Which tokens are the episode's."""
+    """The source of the episode's tokens."""
 
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
-        """Play a task once."""
+        """See :meth:`Player.play`."""
         started = time.monotonic()
         own = self.config
         environment = environment_config(own.sandbox, options=own.sandbox_options)

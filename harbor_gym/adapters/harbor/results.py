@@ -1,4 +1,4 @@
-"""The result of a finished Harbor trial: its reward, its end reason, and the tokens that its agent reports."""
+"""Turn a finished Harbor trial into a rollout: its reward, its end reason, and its tokens."""
 
 import math
 import time
@@ -19,26 +19,26 @@ from harbor_gym.sequences import merge
 from harbor_gym.types import EndReason, EpisodeInfo, Rollout, Sample, TokenSequence, TrainSegments, Transcript, Turn
 
 type Tokens = TrainSegments | Literal["details"]
-"""The tokens of an episode: what the session recorded, or ``details``: what the agent reports."""
+"""The source of an episode's tokens: the session's record (``main``, ``all``), or the agent's report (``details``)."""
 
 _AGENT_TIMEOUT = "AgentTimeoutError"
 
 
 @dataclass(frozen=True)
 class Grading:
-    """What is known of a trial's grading."""
+    """The grading of a trial."""
 
     rewards: Mapping[str, float]
-    """The task's rewards."""
+    """The verifier's rewards by key."""
 
     breakage: str | None = None
-    """How the policy broke the sandbox so that there is no verdict: that pays 0."""
+    """How the policy broke the sandbox so that there is no verdict, which pays 0; else None."""
 
     missing_protections: Sequence[str] = ()
     """As ``Rollout.missing_protections``."""
 
     may_lack_requests: bool = False
-    """Whether its agent may have been refused answers by somebody else, of which the session knows nothing."""
+    """Whether requests of the agent may have been refused before they reached the session."""
 
 
 def finished_rollout(
@@ -51,19 +51,19 @@ def finished_rollout(
     started: float,
     tokens: Tokens,
 ) -> Rollout:
-    """Return what a finished trial and the session of its agent make.
+    """Return the rollout of a finished trial and its agent's session.
 
     Args:
         session: The session, closed.
-        result: The trial.
-        grading: What is known of its grading.
-        account: What a verdict is worth.
+        result: The trial's result.
+        grading: The trial's grading.
+        account: Computes the reward of a verdict.
         task_name: Name of the task's directory.
-        started: When it started, by the monotonic clock.
-        tokens: Which tokens are the episode's.
+        started: Start time, by the monotonic clock.
+        tokens: The source of the episode's tokens.
 
     Raises:
-        HarborGymError: What no retry can repair.
+        HarborGymError: An error that no retry can repair.
     """
     reward = session.error or _reward_of(session, result, grading, account.choose)
     segments = _segments(session, result, tokens)
@@ -94,17 +94,17 @@ def finished_rollout(
 
 
 def lost_rollout(session: Session, error: HarborGymError, *, task_name: str, started: float, tokens: Tokens) -> Rollout:
-    """Return what is left of a rollout whose trial left no result.
+    """Return the rollout of a trial without a result.
 
     Args:
         session: The session, closed.
-        error: What the trial was lost by.
+        error: The error that ended the trial.
         task_name: Name of the task's directory.
-        started: When it started, by the monotonic clock.
-        tokens: Which tokens are the episode's.
+        started: Start time, by the monotonic clock.
+        tokens: The source of the episode's tokens.
 
     Raises:
-        HarborGymError: What no retry can repair.
+        HarborGymError: An error that no retry can repair.
     """
     error = session.error or error
     if not error.is_infrastructure:
@@ -123,7 +123,7 @@ def lost_rollout(session: Session, error: HarborGymError, *, task_name: str, sta
 def _reward_of(
     session: Session, result: TrialResult, grading: Grading, choose: RewardFunction
 ) -> float | HarborGymError:
-    """Return the reward of a trial, or why there is none."""
+    """Return the reward of a trial, or the error that explains why there is none."""
     if grading.breakage is None and rewards_of(result):
         is_over = session.end_reason is not None
         is_cut = not is_over and (session.is_cut or not session.calls or grading.may_lack_requests)
@@ -171,12 +171,12 @@ def _transcript(turns: list[Turn], metrics: Mapping[str, float]) -> Transcript:
 
 
 def rewards_of(result: TrialResult) -> dict[str, float]:
-    """Return what the verifier of a trial wrote, by key; empty without a verdict."""
+    """Return the rewards that a trial's verifier wrote, by key; empty without a verdict."""
     return _floats(result.verifier_result.rewards if result.verifier_result is not None else None)
 
 
 def step_rewards_of(result: TrialResult) -> list[dict[str, float]]:
-    """Return what the verifier of a trial wrote of each step; none of a task without steps."""
+    """Return the verifier's rewards of each step; an empty list for a task without steps."""
     verdicts = [step.verifier_result for step in result.step_results or ()]
     return [_floats(verdict.rewards if verdict is not None else None) for verdict in verdicts]
 
@@ -196,15 +196,15 @@ def with_outcome(
     breakage: str | None,
     result: TrialResult,
 ) -> list[Turn]:
-    """Return the turns of a finished trial with its outcome in the last; none where there are none.
+    """Return the turns of a finished trial, with its outcome in the last one.
 
     Args:
-        turns: The session's.
+        turns: The session's turns; may be empty.
         end_reason: Why the trial ended.
-        reward: Its reward; None where there is no verdict.
-        rewards: Every key of the verifier's reward.
+        reward: The reward; None without a verdict.
+        rewards: The verifier's rewards by key.
         breakage: How the policy broke the sandbox, if it did.
-        result: The trial, for what each step's verifier wrote.
+        result: The trial's result, with the rewards of its steps.
     """
     if not turns:
         return []
@@ -222,7 +222,7 @@ def details_sequences(result: TrialResult) -> list[TokenSequence]:
     """Return the training sequences that a trial's agent reported as ``rollout_details``.
 
     Raises:
-        AgentFailedError: It reported none, or prompts and samples that do not belong together.
+        AgentFailedError: The agent reported no tokens, or not as many samples as prompts.
     """
     turns = [turn for detail in _details(result) for turn in _turns(detail)]
     if not turns:
@@ -250,7 +250,7 @@ def _turns(detail: RolloutDetail) -> Iterator[tuple[list[int], Sample]]:
     logprobs = detail.get("logprobs") or []
     if len(prompts) != len(samples):
         raise AgentFailedError(f"the agent reported {len(prompts)} prompts and {len(samples)} samples")
-    # The lists are not keyed by turn: with one missing, nothing identifies the others.
+    # The lists are not keyed by turn: if one is missing, the others can't be assigned.
     aligned = logprobs if len(logprobs) == len(samples) else [None] * len(samples)
     for prompt, tokens, values in zip(prompts, samples, aligned, strict=True):
         fits = values is not None and len(values) == len(tokens)
@@ -265,5 +265,5 @@ def _failure(result: TrialResult) -> HarborGymError:
         return grading_failure(result, info)
     if result.agent_execution is None and not any(step.agent_execution is not None for step in steps):
         return start_failure(result)
-    failure = grading_failure(result, info)  # an error of our tree comes back as it was
+    failure = grading_failure(result, info)  # returns an error of this package unchanged
     return failure if info is None or info.exception_type == type(failure).__name__ else agent_failure(result, info)

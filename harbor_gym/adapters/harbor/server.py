@@ -1,4 +1,4 @@
-"""A client of Harbor's own server: submit rollouts, await them and fetch their results, by the server's API."""
+"""A client of Harbor's own server: submit rollouts, await them, and fetch their results."""
 
 import asyncio
 import logging
@@ -21,18 +21,18 @@ from harbor_gym.sandboxes import environment_config
 _KEY_VARIABLE = "HARBOR_API_KEY"
 
 _POLL_SEC = 0.5
-"""Between two requests for a rollout's state."""
+"""Pause between two requests for a rollout's state."""
 
 _CANCEL_SEC = 90.0
-"""How long a cancelled rollout may stop its sandbox: the server interrupts a stop that takes longer than 60."""
+"""Longest wait for a cancelled rollout's sandbox to stop; the server interrupts a stop after 60 seconds."""
 
 MAX_ROLLOUTS = 256
-"""Rollouts at a time on one server, by this process: the relay carries as many requests."""
+"""Most concurrent rollouts of this process on one server, as the relay carries at most that many requests."""
 
 _DONE = ("finished", "cancelled")
 
 _NOT_HARBORS = "HTTPError"
-"""How Harbor's client names an error whose answer is not in the form of Harbor's server."""
+"""The error code of Harbor's client for an answer that is not in the format of Harbor's server."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,32 +44,32 @@ class HarborServer:
     """A running ``harbor serve`` with its inference relay, of Harbor 0.26 or later."""
 
     url: str
-    """Its address, such as ``https://harbor.example``."""
+    """The server's URL, such as ``https://harbor.example``."""
 
     api_key: str | None = field(default=None, repr=False)
-    """Its key; None is the environment variable ``HARBOR_API_KEY``."""
+    """The server's key; None takes the environment variable ``HARBOR_API_KEY``."""
 
     lost_after_sec: float = 120.0
-    """How long it may be out of reach before a rollout counts as lost. It may be started anew meanwhile."""
+    """How long the server may be unreachable, for instance during a restart, before a rollout counts as lost."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What authenticates a request to it."""
+        """Headers that authenticate a request."""
         key = self.api_key if self.api_key is not None else os.environ.get(_KEY_VARIABLE)
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     @property
     def slots(self) -> asyncio.Semaphore:
-        """The places for rollouts on it, shared by everything that runs on this event loop."""
+        """Limits the concurrent rollouts on the server; shared by all callers on this event loop."""
         of_loop = _slots.setdefault(asyncio.get_running_loop(), {})
         return of_loop.setdefault(self.url.rstrip("/"), asyncio.Semaphore(MAX_ROLLOUTS))
 
 
 def server_environment(sandbox: str, options: Mapping[str, Any]) -> EnvironmentConfig:
-    """Return a sandbox's configuration for a server: ``docker`` is Harbor's own there, which needs no harbor_gym.
+    """Return a sandbox's configuration for a server; ``docker`` is Harbor's own class, which needs no harbor_gym there.
 
     Raises:
-        UsageError: No sandbox has that name.
+        UsageError: There is no sandbox of that name.
     """
     if sandbox != "docker":
         return environment_config(sandbox, options=options)
@@ -77,16 +77,15 @@ def server_environment(sandbox: str, options: Mapping[str, Any]) -> EnvironmentC
 
 
 class ServerJobs:
-    """Jobs of one rollout each on a server that has taken the connection of a session.
+    """Jobs of one rollout each, on a server that has accepted a session's connection.
 
-    Whether it is a server of Harbor's is therefore known: an answer that is none of Harbor's comes from what stands
-    between, and is asked again.
+    It is therefore known to be a Harbor server: an answer in another format comes from a proxy, and is retried.
 
     Args:
-        server: Where they run.
+        server: The server.
 
     Raises:
-        UsageError: The Harbor that is installed here has no client of a server, or the address is none.
+        UsageError: The installed Harbor has no client for servers, or the URL is invalid.
     """
 
     def __init__(self, server: HarborServer) -> None:
@@ -97,7 +96,7 @@ class ServerJobs:
         await self._client.close()
 
     async def submit(self, config: Mapping[str, Any], session_id: str) -> str:
-        """Submit a job; return its id. A job is made once, also where the answer was lost on its way.
+        """Submit a job once, also if the answer to an attempt is lost; return its id.
 
         Raises:
             UsageError: The server refuses the job, or the key.
@@ -112,25 +111,25 @@ class ServerJobs:
                 )
             except self._error as exc:
                 if (known := getattr(exc, "details", {}).get("job_id")) is not None:
-                    return known  # of an attempt whose answer did not arrive
+                    return known  # made by an earlier attempt, whose answer was lost
                 raise
             return done.job_id
 
         return str(await self._ask(submit))
 
     async def rollout(self, job_id: str) -> Any:
-        """Return what the server tells of a job's rollout, in short."""
+        """Return the server's summary of a job's rollout."""
         page = await self._ask(lambda: self._client.rollouts.list(job_ids=[job_id]))
         if not page.items:
             raise SandboxLostError(f"Harbor's server at {self._server.url} has no rollout of job {job_id}")
         return page.items[0]
 
     async def finished(self, job_id: str, was_restarted: Callable[[], bool]) -> Any:
-        """Wait until a job's rollout is over and return all that the server tells of it: its ``result``, too.
+        """Wait until a job's rollout is over, and return its details with its ``result``.
 
         Args:
             job_id: The job.
-            was_restarted: Returns whether the server may have been started anew: it then holds back what waited.
+            was_restarted: Returns whether the server may have restarted, after which it pauses queued rollouts.
 
         Raises:
             SandboxLostError: The server can't be reached, or the rollout was cancelled before it began.
@@ -142,7 +141,7 @@ class ServerJobs:
         return detail
 
     async def cancel(self, job_id: str) -> None:
-        """Cancel a job and wait until its sandbox is down; what goes wrong is logged."""
+        """Cancel a job and wait until its sandbox has stopped; failures are logged."""
         try:
             async with asyncio.timeout(_CANCEL_SEC):
                 await self._client.jobs.cancel(job_id)
@@ -153,7 +152,7 @@ class ServerJobs:
             )
 
     async def fetch(self, detail: Any, folder: Path) -> None:
-        """Fetch the files of a rollout that is over into a folder: ``detail`` as :meth:`finished` returns it."""
+        """Fetch the files of a finished rollout into a folder; ``detail`` is the result of :meth:`finished`."""
         for name, uri in detail.artifacts.items():
             path = folder / name
             if name.endswith("/") or ".." in path.parts or not path.is_relative_to(folder):
@@ -172,11 +171,11 @@ class ServerJobs:
             await asyncio.sleep(_POLL_SEC)
 
     async def _ask[T](self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return an answer of the server, asked again while it can't be reached.
+        """Call the server, and retry while it can't be reached.
 
         Raises:
             UsageError: The server refuses the request.
-            SandboxLostError: It can't be reached.
+            SandboxLostError: The server can't be reached.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._server.lost_after_sec
@@ -196,7 +195,7 @@ class ServerJobs:
             await asyncio.sleep(_POLL_SEC)
 
     def _temporary(self, exc: Exception) -> str:
-        """Return the words of an error that may pass, and raise any other."""
+        """Return the message of an error that may pass, and raise any other."""
         status = getattr(exc, "status_code", 500)
         if getattr(exc, "code", "") == _NOT_HARBORS:
             return f"it answered with status {status}"

@@ -1,4 +1,4 @@
-"""The player of one task on Harbor's server: a job of one rollout, with its session behind the relay."""
+"""Play a task on Harbor's server: a job of one rollout, whose agent reaches its session through the relay."""
 
 import asyncio
 import functools
@@ -35,7 +35,7 @@ from harbor_gym.types import Rollout
 _NO_LIMIT_TOKENS = 1_000_000
 
 _END_SEC = 5.0
-"""How long an agent that is refused further answers may take to end by itself, before the server ends it."""
+"""Time for an agent to end by itself after its requests are refused, before the server ends it."""
 
 _UNGUARDED = (
     "Harbor's server grades without a clean-up: what the policy left running goes on, what it broke is not found"
@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 
 
 def missing_protections(task: Task) -> tuple[str, ...]:
-    """Return what a task's grading on a server has not of our own, one sentence each; a missing view is logged, once.
+    """Return a sentence for each protection that a task's grading on a server lacks; a missing view is logged once.
 
     Raises:
-        TaskError: The task's ``verify_paths`` are not a list of paths that a view can carry.
+        TaskError: The task's ``verify_paths`` are not a list of paths for a pristine view.
     """
     declared = declared_verify_paths(task)
     if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
@@ -62,19 +62,19 @@ def missing_protections(task: Task) -> tuple[str, ...]:
 
 @functools.cache
 def note_missing_view() -> None:
-    """Log once that a server grades as Harbor does."""
+    """Log, once per process, that a server grades without a pristine view."""
     logger.warning(_NO_VIEW)
 
 
 @dataclass(frozen=True)
 class ServerPlayer:
-    """Rollouts on Harbor's server whose agents speak to sessions of one gateway."""
+    """Plays rollouts on Harbor's server, whose agents call sessions of one gateway."""
 
     server: HarborServer
     """The server."""
 
     jobs: ServerJobs
-    """Its jobs."""
+    """The client for its jobs."""
 
     gateway: Gateway
     """The open gateway."""
@@ -83,25 +83,25 @@ class ServerPlayer:
     """The agent, without an address."""
 
     environment: EnvironmentConfig
-    """The sandbox, as the server knows it."""
+    """The sandbox's configuration for the server."""
 
     limits: SessionLimits
     """The budgets of each session."""
 
     account: RewardAccount
-    """What a verdict is worth."""
+    """Computes the reward of a verdict."""
 
     ambiguous_failures: AmbiguousFailures
     """As ``TerminalEnvConfig.ambiguous_failures``."""
 
     trials_dir: Path | None
-    """Where to fetch the trials' folders to; None fetches none."""
+    """Folder to which the trials' folders are fetched; None fetches none."""
 
     tokens: Tokens
-    """Which tokens are the episode's."""
+    """The source of the episode's tokens."""
 
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
-        """Play a task once."""
+        """See :meth:`harbor_gym.adapters.harbor.players.Player.play`."""
         name = f"{path.name}__{uuid.uuid4().hex[:7]}"
         async with self.server.slots:
             with clocked_session(self.gateway, clock, name=name, limits=self.limits) as session:
@@ -138,7 +138,7 @@ class ServerPlayer:
         return replace(rollout, metrics={**rollout.metrics, "gateway/reconnects": float(reconnects)})
 
     async def _run(self, job: dict[str, Any], session_id: str, link: RelayLink) -> TrialResult:
-        """Run a job of one rollout to its end; when cancelled, until the server has stopped its sandbox."""
+        """Run a job of one rollout to its end. Cancelling this waits until the server has stopped the sandbox."""
         submitting = asyncio.ensure_future(self.jobs.submit(job, session_id))
         try:
             job_id = await shielded(submitting)
@@ -153,7 +153,7 @@ class ServerPlayer:
         return detail.result
 
     def _agent(self, task: Task, clock: EpisodeClock) -> AgentConfig:
-        """Return the agent with the limits that count: one that is busy, and asks for nothing, the server ends."""
+        """Return the agent with a time limit, by which the server ends an agent that makes no requests."""
         limits = self.limits
         agent = relayed_agent_config(
             self.agent,
@@ -171,12 +171,12 @@ class ServerPlayer:
         times = {"max_timeout_sec": min([*longest, agent.max_timeout_sec or math.inf])}
         own = [agent.override_timeout_sec, task.config.agent.timeout_sec]
         own += [step.agent.timeout_sec for step in task.config.steps or []]
-        if not any(own):  # Harbor shortens a time limit, and makes none
+        if not any(own):  # max_timeout_sec only shortens a time limit
             times["override_timeout_sec"] = times["max_timeout_sec"]
         return agent.model_copy(update=times)
 
     def _job(self, task: TaskConfig, name: str, agent: AgentConfig) -> dict[str, Any]:
-        # Harbor redacts variables where it writes a configuration to a file; the server needs them.
+        # By default Harbor redacts variables in a dumped configuration; the server needs them.
         as_sent: dict[str, Any] = {"mode": "json", "context": {"redact_sensitive_env": False}}
         return {
             "job_name": name,
@@ -189,9 +189,9 @@ class ServerPlayer:
         }
 
     def _grading(self, result: TrialResult, missing: Sequence[str]) -> Grading:
-        """Return what is known of a grading by the server: of the sandbox, what the trial recorded."""
+        """Return the server's grading; of the sandbox only the trial's record is known."""
         finding = SandboxFinding(is_shared=result.verifier_environment_mode is VerifierEnvironmentMode.SHARED)
         breakage = policy_failure(result, finding, self.ambiguous_failures)
         rewards = {} if breakage is not None else rewards_of(result)
-        # The relay refuses by itself, by status 429, what is too much for it.
+        # The relay itself refuses requests with status 429 if there are too many.
         return Grading(rewards, breakage, missing, may_lack_requests=True)

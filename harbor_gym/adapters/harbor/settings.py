@@ -1,4 +1,4 @@
-"""Settings of an episode for which a trainer's own configuration has no place."""
+"""Settings of an episode that a trainer's own configuration lacks."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -41,20 +41,20 @@ class EpisodeSettings:
     """Keyword arguments of the sandbox's class."""
 
     agent: str | None = None
-    """A name of :data:`harbor_gym.gateway.agents.AGENTS`, or the ``module.path:Class`` of any agent of Harbor's, which
-    then speaks to the gateway. None: the policy writes messages in ``env.action_format``."""
+    """A name of :data:`harbor_gym.gateway.agents.AGENTS`, or the ``module.path:Class`` of any Harbor agent, which then
+    calls the gateway. None: the policy writes messages in ``env.action_format``."""
 
     agent_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Keyword arguments of the agent. One that is not listed has ``{gateway_url}`` where its base URL belongs."""
+    """Keyword arguments of the agent. An agent that is not listed needs ``{gateway_url}`` in place of its base URL."""
 
     env: Annotated[dict[str, Any], AfterValidator(_checked_env)] = field(default_factory=dict[str, Any])
     """Further fields of :class:`harbor_gym.TerminalEnvConfig`. Only without an agent."""
 
     time_limit_sec: Annotated[float | None, Field(gt=0)] = None
-    """Seconds of an episode: of terminal time without an agent, of the whole conversation with one."""
+    """Time limit of an episode in seconds: of terminal time without an agent, of the whole conversation with one."""
 
     reward_key: str | None = None
-    """Which of the verifier's rewards is the scalar; None is ``reward``, or the only one there is."""
+    """Name of the verifier's reward that is the scalar; None is ``reward``, or the only one there is."""
 
     reward_function: str | None = None
     """As ``TerminalEnvConfig.reward_function``; instead of ``reward_key``."""
@@ -69,10 +69,10 @@ class EpisodeSettings:
     """As ``TerminalEnvConfig.trials_dir``."""
 
     max_retries: Annotated[int, Field(ge=0)] = 1
-    """Fresh sandboxes that may follow one that the infrastructure lost, of each episode."""
+    """Retries of each episode in a fresh sandbox after infrastructure failures."""
 
     n_concurrent: Annotated[int, Field(ge=1)] = 64
-    """Episodes at the same time, of all calls together; in verl, in each of its agent loop workers
+    """Concurrent episodes, over all calls; in verl, in each of its agent loop workers
     (``rollout.agent.num_workers``)."""
 
     @classmethod
@@ -80,7 +80,7 @@ class EpisodeSettings:
         """Return the settings of a section of the trainer's configuration.
 
         Raises:
-            UsageError: A field is unknown, its value can't be used, or two contradict each other.
+            UsageError: A field is unknown, its value is invalid, or two fields contradict each other.
         """
         try:
             settings = TypeAdapter(cls).validate_python(dict(entries))
@@ -96,18 +96,18 @@ class EpisodeSettings:
         return settings
 
     def checked(self, section: str) -> Self:
-        """Return these settings as :meth:`read` takes them."""
+        """Validate these settings like :meth:`read`, and return them with converted values."""
         return self.read(asdict(self), section)
 
     def interface(
         self, sampler: Sampler, codec: ChatCodec, *, train_segments: TrainSegments = "main", **limits: Any
     ) -> RolloutInterface:
-        """Return what plays the episodes.
+        """Return the rollout interface with these settings.
 
         Args:
             sampler: Samples the policy's messages.
             codec: Writes conversations as tokens.
-            train_segments: As :class:`RolloutInterface` takes it.
+            train_segments: See :class:`RolloutInterface`.
             limits: The trainer's budgets: fields of :class:`harbor_gym.gateway.SessionLimits`.
         """
         return RolloutInterface(

@@ -1,4 +1,4 @@
-"""Fetch the tasks that Harbor's configurations name."""
+"""Fetch the tasks of Harbor's configurations."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from harbor_gym.tasks.links import require_own_files
 
 
 async def resolve_task_configs(tasks: Sequence[TaskConfig]) -> list[tuple[TaskConfig, Path]]:
-    """Return each task's configuration, with the commit or the directory that it means now, and its directory.
+    """Return each task's configuration, pinned to its current commit or directory, and its local directory.
 
-    Equal tasks are fetched once. What comes from git or a registry lies in Harbor's cache afterwards, so that trials
-    which start at once do not fetch it again.
+    Equal tasks are fetched once. Tasks from git or a registry are in Harbor's cache afterwards, so that concurrent
+    trials do not fetch them again.
 
     Raises:
-        UsageError: A task is a directory of several tasks, or is none.
+        UsageError: A source has no task, or several.
         TaskError: A task's directory has links that leave it.
         TaskSourceError: A repository or registry can't be reached, or has no such task.
     """

@@ -1,6 +1,6 @@
 """Harbor tasks as a NeMo Gym agent server (extra ``nemo-gym``, Python 3.13.14 and later): :class:`HarborGymAgent`.
 
-A name is imported when it is first used; without the extra that raises
+Each name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`. ``harbor-gym nemo-gym init`` writes the folder that NeMo Gym starts.
 """
 

@@ -1,4 +1,4 @@
-"""The agent server. This module alone imports NeMo Gym."""
+"""The agent server, the only module that imports NeMo Gym."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ class HarborGymRunRequest(BaseRunRequest):
     """``alias::task``."""
 
     harbor_gym: RequestOverrides = Field(default_factory=RequestOverrides)
-    """What is different for this row."""
+    """This row's settings, which override the server's."""
 
 
 class HarborGymVerifyResponse(BaseVerifyResponse):
@@ -51,20 +51,20 @@ class HarborGymVerifyResponse(BaseVerifyResponse):
     model_config = ConfigDict(extra="allow")
 
     instance_id: str
-    """The input's."""
+    """The ``instance_id`` of the input."""
 
 
 class HarborGymAgent(SimpleResponsesAPIAgent):
-    """Play Harbor tasks for NeMo Gym: one row in, one verified and possibly masked rollout out.
+    """Plays Harbor tasks for NeMo Gym: one row in, one verified and possibly masked rollout out.
 
-    A failure of the infrastructure is a masked row, and so is a row that no retry can repair (an unknown task, a wrong
-    setting of its own), which a collection keeps beside its results. A fault of the whole run, such as a model server
-    without token ids, is answered with status 422.
+    After an infrastructure failure the row is masked. So is a row that no retry can repair (an unknown task, a wrong
+    setting of its own), which a collection writes next to its results. An error of the whole run, such as a model
+    server without token ids, is answered with status 422.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     root: ClassVar[Path] = Path()
-    """Where relative paths of the configuration begin."""
+    """The base of relative paths in the configuration."""
 
     ray_enabled: ClassVar[bool | None] = False
     config: HarborGymAgentConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # as NeMo Gym's own agents do
@@ -72,7 +72,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
     _datasets: Datasets = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Make what episodes share."""
+        """Make the objects that episodes share."""
         super().model_post_init(context)
         self._places = asyncio.Semaphore(self.config.concurrency)
         self._datasets = Datasets(self.config.harbor_datasets, root=self.root)
@@ -89,7 +89,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
         """Play the row's episode.
 
         Raises:
-            HTTPException: No row can be played.
+            HTTPException: A setting of the whole run is wrong, so that no row can be played.
         """
         async with self._places:
             try:
@@ -117,7 +117,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
             return _refused(body, exc)
 
     def _poster(self, body: HarborGymRunRequest) -> Any:
-        cookies: Any = None  # a session's requests go to one engine, which has their prefix cached
+        cookies: Any = None  # they route a session's requests to one engine, which has their prefix cached
 
         async def post(request: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
             nonlocal cookies

@@ -1,4 +1,4 @@
-"""The tasks behind the aliases of datasets."""
+"""Find tasks by the aliases of their datasets."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from harbor_gym.tasks import find_tasks, resolve_tasks, task_path
 
 
 class Datasets:
-    """Find tasks by ``alias::task``. What lies in git or a registry is fetched once, when it is first asked for.
+    """Finds tasks by ``alias::task``. Datasets in git or a registry are fetched once, at their first use.
 
     Args:
-        datasets: By alias.
-        root: Where relative paths begin.
+        datasets: Alias → dataset.
+        root: The base of relative paths.
     """
 
     def __init__(self, datasets: Mapping[str, DatasetSettings], *, root: Path) -> None:
@@ -26,7 +26,7 @@ class Datasets:
         """Return a task's directory.
 
         Raises:
-            UsageError: The id names no alias or no task.
+            UsageError: There is no such alias or task.
             TaskSourceError: The dataset can't be fetched.
         """
         alias, mark, name = instance_id.partition("::")
@@ -52,10 +52,10 @@ class Datasets:
 
 
 def _local(path: Path, name: str) -> Mapping[str, Path]:
-    """Return the task of that name, if it is there; a directory may get tasks while the server runs."""
+    """Return the task of that name, if there is one now; a directory may get tasks while the server runs."""
     if (path / "task.toml").is_file():
         return {path.resolve().name: path.resolve()}
-    # Compared with what is listed, so that no name leads out of the directory.
+    # Compared with the listed names, so that no name leads out of the directory.
     return {task.name: task for task in find_tasks([path]) if task.name == name}
 
 

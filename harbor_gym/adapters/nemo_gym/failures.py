@@ -1,4 +1,4 @@
-"""The failed rows of a run, with the files that their trials left."""
+"""List the failed rows of a run, with diagnostics from their trials' folders."""
 
 import json
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from harbor_gym.episode.diagnostics import read_diagnostics
 from harbor_gym.errors import UsageError
 
 _SIDECAR_KIND = "_ng_failure_class"
-"""Where NeMo Gym writes why a row has no result, in ``NAME_failures.jsonl``."""
+"""Key in ``NAME_failures.jsonl`` under which NeMo Gym writes why a row has no result."""
 
 _OTHER_FILES = ("_materialized_inputs.jsonl", "_reward_profiling.jsonl", "rollout_verdicts.jsonl")
-"""Endings of what NeMo Gym writes beside the rows."""
+"""Endings of NeMo Gym's other files in the same folder."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class FailedRow:
     """NeMo Gym's ``failure_kind``."""
 
     reason: str
-    """What happened."""
+    """A description of the failure."""
 
     is_masked: bool
-    """Whether it is left out of training and of the scores."""
+    """Whether the row is left out of training and of the scores."""
 
     trial_dir: Path | None
     """The trial's folder, if it was kept."""
 
     verifier_output: str
-    """The end of the verifier's output; empty where there is none."""
+    """The end of the verifier's output; empty if there is none."""
 
 
 def failed_rows(run: Path) -> list[FailedRow]:
     """Return the failed rows of a run, by instance id.
 
     Args:
-        run: A file that ``gym eval run`` wrote, with its ``_failures.jsonl`` beside it, or a directory of such.
+        run: A file that ``gym eval run`` wrote, read with its ``_failures.jsonl``, or a directory of such files.
 
     Raises:
-        UsageError: There is no such file, or it holds something else.
+        UsageError: There is no such file, or it has other content.
     """
     rows = [_failed(row) for file in _files(run) for row in _rows(file) if _has_failed(row)]
     return sorted(rows, key=lambda row: row.instance_id)
@@ -65,7 +65,7 @@ def _files(run: Path) -> list[Path]:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8", errors="replace") as lines:  # what is no text is no row
+    with file.open(encoding="utf-8", errors="replace") as lines:  # a line that is not text is not a row
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)

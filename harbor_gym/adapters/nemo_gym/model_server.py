@@ -1,4 +1,4 @@
-"""NeMo Gym's model server as a chat endpoint of ours, with every call recorded as NeMo Gym returns it."""
+"""NeMo Gym's model server as a chat endpoint, with a record of every call as NeMo Gym returns it."""
 
 import json
 import re
@@ -20,15 +20,15 @@ type Post = Callable[[dict[str, Any]], Awaitable[tuple[int, Mapping[str, str], b
 """Sends a body to the model server's ``/v1/responses``; returns the answer's status, headers and body."""
 
 CALL = "model_call"
-"""Key of a message that the model server answered with: the number of the call, whose items go back as they came."""
+"""Key in an answer's message with the number of its call, whose items are sent back unchanged."""
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 _OVERFLOWS = ("context length", "max_tokens")
-"""As NeMo Gym distinguishes an overflow from another status 400, beside the engines' own words."""
+"""Texts by which NeMo Gym distinguishes an overflow from another status 400, in addition to the engines' messages."""
 
 _WRAPPED = "calling an inner server: "
-"""What NeMo Gym's servers answer with, under status 500, where the engine behind refused a request. Source:
+"""Text in the status 500 with which NeMo Gym's servers report that an engine refused a request. Source:
 ``nemo_gym.server_utils.SimpleServer.setup_exception_middleware``."""
 
 _WRAPPED_STATUSES = (
@@ -36,7 +36,7 @@ _WRAPPED_STATUSES = (
     (403, re.compile(r'"code": ?403\b')),
     (404, re.compile(r'"code": ?(404\b|"model_not_found")')),
 )
-"""The engine's status in such an answer, as vLLM's and OpenAI's bodies have it."""
+"""The engine's status in such an answer, by patterns in vLLM's and OpenAI's bodies."""
 
 _SHOWN_CHARACTERS = 500
 
@@ -49,22 +49,22 @@ class ModelCall:
     """The output items, as the server returned them."""
 
     prompt: Sequence[int] | None
-    """The prompt's token ids; None where the server returns none."""
+    """The prompt's token ids; None if the server returns none."""
 
     sampled: Sequence[int]
     """The sampled token ids."""
 
 
 class ModelServer:
-    """Ask the model server for the answers of one episode. Earlier answers go back item by item, token ids included.
+    """Requests one episode's answers from the model server. Earlier answers are sent back with their token ids.
 
-    So a server that knows ``required_prefix_token_ids`` prompts with what was sampled, and not with a new rendering.
+    So a server that supports ``required_prefix_token_ids`` prompts with the sampled tokens, not with a new rendering.
 
     Args:
         post: Sends a request.
         params: The row's ``responses_create_params``; ``input`` is replaced.
-        require_token_ids: Refuse answers without token ids.
-        max_attempts: How often a request is sent while the server, or the engine behind it, fails or is overloaded.
+        require_token_ids: Whether to refuse answers without token ids.
+        max_attempts: Most attempts at a request while the server, or its engine, fails or is overloaded.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ModelServer:
         self.calls: list[ModelCall] = []
         """Every answered call, in order."""
         self.misuse: UsageError | None = None
-        """Why no further call can succeed, if so."""
+        """Why no further call can succeed, if that is known."""
 
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
@@ -85,7 +85,7 @@ class ModelServer:
         Raises:
             ContextOverflowError: The chat does not fit the context window.
             SamplerError: The server fails, or does not answer with one message.
-            UsageError: Token ids are required and the server returns none.
+            UsageError: Token ids are required, but the server returns none.
             EngineSettingsError: The engine refuses the key or the model.
         """
         body = {**self._params, "input": as_items(messages, self.calls)}
@@ -125,7 +125,7 @@ class ModelServer:
 
 
 def as_items(messages: Sequence[Mapping[str, Any]], calls: Sequence[ModelCall]) -> list[Item]:
-    """Return a chat as input items; an answer's are those of its call."""
+    """Return a chat as input items; an answer has the items of its call."""
     return [item for message in messages for item in _items_of(message, calls)]
 
 
@@ -142,7 +142,7 @@ def _items_of(message: Mapping[str, Any], calls: Sequence[ModelCall]) -> Sequenc
 
 
 def _engine_status(status: int, text: str) -> int:
-    _, wrapped, refusal = text.replace("\\", "").partition(_WRAPPED)  # a body in a string of JSON
+    _, wrapped, refusal = text.replace("\\", "").partition(_WRAPPED)  # the refusal is an escaped JSON string
     if status != 500 or not wrapped:
         return status
     if is_overflow(400, refusal):
@@ -177,7 +177,7 @@ def _read(status: int, headers: Mapping[str, str], content: bytes) -> tuple[list
     if reason not in (None, "max_output_tokens"):
         raise SamplerError(f"the model server ended a message with {reason!r}")
     if reason and not _holds_anything(output):
-        # What NeMo Gym's vLLM server makes of an engine's refusal, unless it propagates that.
+        # NeMo Gym's vLLM server returns this for an engine's refusal, unless it propagates the refusal.
         raise ContextOverflowError(
             "the model server returned an empty answer: the chat does not fit its context window"
         )

@@ -1,4 +1,4 @@
-"""One episode against a model server: by our own loop, or by one of Harbor's agents through the gateway."""
+"""Play one episode with a model server: in this package's own loop, or with a Harbor agent through the gateway."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,18 +13,18 @@ from harbor_gym.samplers.chat import Messages, run_chat_episode
 from harbor_gym.types import Rollout, TokenSequence
 
 ANEW = "begins_anew"
-"""Key of a message with which an agent begins a new conversation: in each step of a task, or behind a summary."""
+"""Key of the first message of an agent's new conversation, as in each step of a task, or after a summary."""
 
 
 async def play(plan: EpisodePlan, make_server: Callable[[], ModelServer]) -> tuple[Rollout, Sequence[ModelCall]]:
-    """Play an episode, again in a fresh sandbox while the infrastructure fails and retries last.
+    """Play an episode; after an infrastructure failure, retry it in a fresh sandbox.
 
     Args:
         plan: The episode.
         make_server: Makes the model server of one attempt.
 
     Returns:
-        The last attempt, and its answered calls. The answers in its ``messages`` hold the number of their call.
+        The last attempt, and its answered calls. The answers in its ``messages`` have the number of their call.
 
     Raises:
         HarborGymError: The task or the configuration is wrong, which no retry can repair.
@@ -34,7 +34,7 @@ async def play(plan: EpisodePlan, make_server: Callable[[], ModelServer]) -> tup
     while True:
         server = make_server()
         rollout = await play_once(plan, server)
-        if server.misuse is not None:  # the gateway takes whatever a sampler raises for its failure
+        if server.misuse is not None:  # the gateway has turned this into a failure of the sampler
             raise server.misuse
         if rollout.error is None or not await budget.allows(rollout.error, len(failed)):
             return replace(rollout, failed_attempts=failed), server.calls
@@ -57,9 +57,9 @@ async def _by_agent(plan: EpisodePlan, server: ModelServer) -> Rollout:
 
 
 def conversation(segments: Sequence[TokenSequence]) -> Messages:
-    """Return the chat of the agent's own calls. A segment that repeats an earlier one adds what is new in it.
+    """Return the chat of the agent's own calls. A segment that repeats an earlier one adds only its new messages.
 
-    The first message of each segment but the first is marked with :data:`ANEW`.
+    The first new message of each further segment is marked with :data:`ANEW`.
     """
     from harbor_gym.gateway.proxy import read_lines
 
@@ -69,7 +69,7 @@ def conversation(segments: Sequence[TokenSequence]) -> Messages:
         known = {message[CALL] for message in conversation if CALL in message}
         new = (place for place, line in enumerate(lines) if CALL in line and line[CALL] not in known)
         own = next(new, len(lines))
-        # The messages right before its first answer are what that answer was shown; the rest is known, or edited.
+        # The messages right before its first new answer are new as well; earlier ones are known, or edited.
         while conversation and own and lines[own - 1]["role"] not in ("assistant", "system"):
             own -= 1
         if conversation and lines[own:]:

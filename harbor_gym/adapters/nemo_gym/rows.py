@@ -1,4 +1,4 @@
-"""A finished episode as a row of NeMo Gym: input, output items, and the reason not to train on it."""
+"""A finished episode as a row of NeMo Gym: input, output items, and the reason for a mask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,23 +19,23 @@ _NEMO_KINDS = {
     "verifier_memory": "provider_oom_killed",
     "verifier_error": "verifier_error",
 }
-"""Our words that NeMo Gym has a word for; others are ``harbor_gym:WORD``."""
+"""Our failure kind → NeMo Gym's; the others are ``harbor_gym:KIND``."""
 
 _MAX_REASON_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong with a row."""
+    """The failure of a row."""
 
     kind: str
-    """One of NeMo Gym's words, or ``harbor_gym:`` and one of ours."""
+    """One of NeMo Gym's failure kinds, or ``harbor_gym:`` and one of ours."""
 
     reason: str
-    """For people."""
+    """A description for people."""
 
     is_masked: bool
-    """Whether the row does not measure the policy, or can't be trained on."""
+    """Whether the row is masked, since it does not measure the policy or can't be trained on."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Row:
     """An episode, ready for NeMo Gym's types."""
 
     input: list[Item]
-    """What the first answer was shown."""
+    """The prompt of the first answer."""
 
     output: list[Item]
-    """Answers with their token ids, and what was shown between them. Never empty."""
+    """The answers with their token ids, and the observations between them. Never empty."""
 
     failure: Failure | None
-    """What went wrong, if anything."""
+    """The failure, if there was one."""
 
     fields: dict[str, Any]
     """Further fields of the row."""
@@ -61,22 +61,22 @@ class Row:
 
 
 def nemo_kind(failure_kind: str) -> str:
-    """Return NeMo Gym's word for one of :data:`harbor_gym.outcomes.FAILURE_KINDS`."""
+    """Return NeMo Gym's failure kind for one of :data:`harbor_gym.outcomes.FAILURE_KINDS`."""
     return _NEMO_KINDS.get(failure_kind, f"harbor_gym:{failure_kind}")
 
 
 def make_row(rollout: Rollout, calls: Sequence[ModelCall], *, require_token_ids: bool) -> Row:
     """Return an episode's row.
 
-    A row is one training sequence: NeMo RL refuses one whose prompts do not extend one another, and one without any
-    sampled token. Of an agent's several conversations, such as one in each step of a task, that with the most sampled
-    tokens keeps its ids. Where a conversation itself is not contiguous, what is behind the break loses them; a row
-    without any gets one item with one token. Those two are masked.
+    A row is one training sequence: NeMo RL refuses a row whose prompts do not extend one another, or without any
+    sampled token. If an agent has several conversations, such as one in each step of a task, only the one with the most
+    sampled tokens keeps its ids. If that conversation is not contiguous, the items after the break lose their ids; a
+    row without any ids gets one item with one token. Rows of the last two kinds are masked.
 
     Args:
-        rollout: The episode; the answers in its ``messages`` hold the number of their call.
+        rollout: The episode; the answers in its ``messages`` have the number of their call.
         calls: The answered calls.
-        require_token_ids: Whether the row is to be trained on.
+        require_token_ids: Whether the row is for training.
     """
     first = next((place for place, message in enumerate(rollout.messages) if CALL in message), None)
     shown = rollout.messages[:first]
@@ -91,10 +91,10 @@ def make_row(rollout: Rollout, calls: Sequence[ModelCall], *, require_token_ids:
 
 
 def refused_row(error: HarborGymError) -> Row:
-    """Return the row of an episode that can't be played, and that no retry repairs.
+    """Return the row of an episode that can't be played, which no retry repairs.
 
-    Source: NeMo Gym 0.7.0, ``rollout_collection.py``: a result with these keys goes beside the collection's results,
-    and is not tried again.
+    Source: NeMo Gym 0.7.0, ``rollout_collection.py``: a result with these keys is written next to the collection's
+    results, and is not retried.
     """
     row = make_row(Rollout.lost(error), (), require_token_ids=True)
     assert row.failure is not None
@@ -103,7 +103,7 @@ def refused_row(error: HarborGymError) -> Row:
 
 
 def _output(messages: Sequence[dict[str, Any]], calls: Sequence[ModelCall]) -> tuple[list[Item], int | None]:
-    """Return the items, and the number of the first trained answer, from 1, whose prompt does not extend the last."""
+    """Return the items, and the number, from 1, of the first trained answer whose prompt does not extend the last."""
     output: list[Item] = []
     seen: list[int] = []
     broken_at, turn = None, 0
@@ -127,7 +127,7 @@ def _output(messages: Sequence[dict[str, Any]], calls: Sequence[ModelCall]) -> t
 
 
 def _conversations(messages: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the messages by the conversation that they belong to."""
+    """Return the messages grouped by conversation."""
     parts: list[list[dict[str, Any]]] = [[]]
     for message in messages:
         if message.get(ANEW):
@@ -168,7 +168,7 @@ def _fields(rollout: Rollout, failure: Failure | None, broken_at: int | None) ->
     return {
         "reward": rollout.reward or 0.0,
         "mask_sample": is_masked,
-        # Where NeMo RL looks for the mask.
+        # NeMo RL reads the mask here.
         "instance_config": {"mask_sample": is_masked},
         "failure_kind": None if failure is None else failure.kind,
         "failure_reason": None if failure is None else failure.reason,

@@ -1,4 +1,4 @@
-"""Write the folder that NeMo Gym starts an agent server from."""
+"""Write the folder from which NeMo Gym starts the agent server."""
 
 import json
 from importlib.resources import files
@@ -12,7 +12,7 @@ from harbor_gym.sandboxes import environment_config
 from harbor_gym.tasks import find_tasks, task_path
 
 SERVER = Path("responses_api_agents/harbor_gym_agent")
-"""The server's folder below the directory where NeMo Gym's commands run; that place is NeMo Gym's rule."""
+"""The server's folder, which NeMo Gym expects below the directory of its commands."""
 
 EXAMPLE = Path("data/example.jsonl")
 """The example input, in the server's folder."""
@@ -26,18 +26,18 @@ def write_server_folder(
     """Write the server's program, its configurations, its requirements, and an example input.
 
     Args:
-        directory: Where NeMo Gym's commands will run; it may exist.
-        tasks: A directory of tasks, one task, or a shipped one's name. A relative path begins at ``directory``.
+        directory: The directory of NeMo Gym's commands; it may exist.
+        tasks: A directory of tasks, one task, or a shipped task's name. A relative path begins at ``directory``.
         alias: The dataset's name in ``instance_id``.
         sandbox: As ``TerminalEnvConfig.sandbox``.
-        requirement: How pip finds harbor_gym, for the environment that NeMo Gym makes for the server.
-        overwrite: Whether files that are there are replaced.
+        requirement: The pip requirement of harbor_gym for the server's environment.
+        overwrite: Whether to replace existing files.
 
     Returns:
-        The files written.
+        The written files.
 
     Raises:
-        UsageError: A file is there already, there are no tasks, or no sandbox has that name.
+        UsageError: A file exists already, there are no tasks, or there is no sandbox of that name.
     """
     if not alias or "::" in alias:
         raise UsageError(f"an alias is a name without '::', got {alias!r}")
@@ -56,7 +56,7 @@ def write_server_folder(
 
 
 def _render(folder: Traversable, values: dict[str, str], at: Path = Path()) -> dict[Path, str]:
-    # YAML is data here: what is put in is JSON already.
+    # The templates are YAML, and the values JSON: nothing is to be escaped for HTML.
     templates = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     texts: dict[Path, str] = {}
     for file in sorted(folder.iterdir(), key=lambda item: item.name):

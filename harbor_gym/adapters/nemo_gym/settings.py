@@ -1,4 +1,4 @@
-"""One episode's settings, from the server's configuration and a request's overrides."""
+"""An episode's settings, merged from the server's configuration and a request's overrides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class DatasetSettings(BaseModel):
-    """One alias: where its tasks come from, and what is different for them."""
+    """The source of an alias's tasks, and settings that override the server's for them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     local_dataset_path: Path | None = None
-    """A directory of tasks, one task, or a shipped one's name (``task:devops_task``). A relative path begins at the
-    directory that ``init`` was given."""
+    """A directory of tasks, one task, or a shipped task's name (``task:devops_task``). A relative path begins at the
+    directory of ``init``."""
 
     dataset_name: str | None = None
     """A dataset of Harbor's registry."""
@@ -55,7 +55,7 @@ class DatasetSettings(BaseModel):
 
 
 class RequestOverrides(BaseModel):
-    """What one row changes, under its key ``harbor_gym``."""
+    """The settings that a row overrides, under its key ``harbor_gym``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -69,17 +69,17 @@ class RequestOverrides(BaseModel):
     """Options of the agent's class, over the server's."""
 
     harbor_agent_timeout: float | None = Field(default=None, gt=0)
-    """Instead of the server's, in seconds."""
+    """Overrides the server's ``harbor_agent_timeout``, in seconds."""
 
     max_turns: int | None = Field(default=None, ge=1)
-    """Instead of the server's."""
+    """Overrides the server's ``max_turns``."""
 
     max_retries: int | None = Field(default=None, ge=0)
-    """Instead of the server's."""
+    """Overrides the server's ``max_retries``."""
 
 
 class RolloutSettings(BaseModel):
-    """How the server plays episodes."""
+    """The server's settings of episodes."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -87,7 +87,7 @@ class RolloutSettings(BaseModel):
     """Datasets by alias. A row names its task as ``alias::task``."""
 
     concurrency: int = Field(default=32, ge=1)
-    """Episodes at the same time in this server."""
+    """Concurrent episodes in this server."""
 
     sandbox: str = DEFAULT_SANDBOX
     """As ``TerminalEnvConfig.sandbox``."""
@@ -96,40 +96,40 @@ class RolloutSettings(BaseModel):
     """Options of the sandbox's class."""
 
     terminal_env: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of ``TerminalEnvConfig``; with an agent those that a trial knows."""
+    """Further fields of ``TerminalEnvConfig``; with an agent only those that apply to a trial."""
 
     harbor_agent: str | None = None
-    """Which of Harbor's agents plays: a name of ``harbor_gym.gateway.agents.AGENTS``, or ``module.path:Class`` with
-    ``{gateway_url}`` in ``harbor_agent_kwargs`` where its base URL belongs. None is our own policy loop."""
+    """The Harbor agent that plays: a name of ``harbor_gym.gateway.agents.AGENTS``, or ``module.path:Class`` with
+    ``{gateway_url}`` in place of its base URL in ``harbor_agent_kwargs``. None is this package's own policy loop."""
 
     harbor_agent_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Options of the agent's class, such as Terminus-2's ``interleaved_thinking``."""
 
     harbor_agent_timeout: float | None = Field(default=None, gt=0)
-    """Seconds after which the episode is truncated and verified. With an agent they count from its first request,
-    sampling included; in our own loop the terminal's time counts alone. None: the task's own limit."""
+    """Seconds after which the episode is truncated and verified. With an agent they count from its first request and
+    include sampling; in the own loop only the terminal's time counts. None: the task's own limit."""
 
     max_turns: int | None = Field(default=None, ge=1)
     """Answers of the policy after which the episode is truncated and verified. None: ``TerminalEnvConfig``'s default in
-    our own loop, no limit with an agent."""
+    the own loop, no limit with an agent."""
 
     max_retries: int = Field(default=1, ge=0)
-    """Fresh attempts that may follow one that the infrastructure lost."""
+    """Retries of an episode after infrastructure failures."""
 
     require_token_ids: bool = False
-    """For training: refuse a model server that returns no token ids, and mask what has none."""
+    """For training: refuse a model server that returns no token ids, and mask rows without any."""
 
     model_timeout_sec: float = Field(default=1800.0, gt=0)
     """Longest wait for one answer of the model server, in seconds."""
 
     trials_dir: Path | None = None
-    """Where to keep the trials' folders, one directory an alias; a relative path begins at the directory that ``init``
-    was given. None removes them."""
+    """Folder for the trials' folders, with a directory per alias; a relative path begins at the directory of ``init``.
+    None removes them."""
 
 
 @dataclass(frozen=True)
 class EpisodePlan:
-    """One episode, its settings merged."""
+    """One episode with its merged settings."""
 
     instance_id: str
     """``alias::task``."""
@@ -138,26 +138,26 @@ class EpisodePlan:
     """The task, the sandbox and the budgets."""
 
     agent: "AgentConfig | None"
-    """The agent that plays; None is our own loop."""
+    """The agent that plays; None is the own loop."""
 
     max_retries: int
-    """Fresh attempts that may follow a lost one."""
+    """Retries after infrastructure failures."""
 
 
 def plan_episode(
     settings: RolloutSettings, instance_id: str, task_dir: Path, overrides: RequestOverrides, *, root: Path
 ) -> EpisodePlan:
-    """Return what a row means: the request's settings over the alias's over the server's.
+    """Merge a row's settings: the request's override the alias's, which override the server's.
 
     Args:
-        settings: The server's.
-        instance_id: ``alias::task``, with an alias that is configured.
+        settings: The server's settings.
+        instance_id: ``alias::task``, with a configured alias.
         task_dir: The task's directory.
-        overrides: The request's.
-        root: Where a relative ``trials_dir`` begins.
+        overrides: The request's settings.
+        root: The base of a relative ``trials_dir``.
 
     Raises:
-        UsageError: They can't be used together.
+        UsageError: The settings are invalid or contradict each other.
     """
     if settings.harbor_agent is not None:
         _require_fields_of_agents(instance_id, settings, overrides)

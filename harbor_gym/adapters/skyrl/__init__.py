@@ -1,7 +1,6 @@
-"""Harbor tasks in SkyRL (extra ``skyrl``): a generator for its trainers, a whole experiment, an environment for
-skyrl-gym, and a writer of its datasets.
+"""Harbor tasks in SkyRL (extra ``skyrl``): a generator, an experiment, an environment for skyrl-gym, and datasets.
 
-A name is imported when it is first used; without the extra that raises
+Each name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 

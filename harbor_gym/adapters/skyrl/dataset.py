@@ -1,4 +1,4 @@
-"""Datasets as SkyRL reads them: a JSON line for each task."""
+"""Write datasets for SkyRL: a JSON line per task."""
 
 import json
 import math
@@ -19,14 +19,14 @@ def write_dataset(
     """Write a suite of tasks as a dataset for ``data.train_data`` or ``data.val_data``. Blocks.
 
     A row has ``prompt`` (the instruction as the user's message, for SkyRL's check of lengths), ``env_class``,
-    ``data_source``, and what becomes ``env_extras``: ``task_dir`` and ``task``.
+    ``data_source``, and, for ``env_extras``, ``task_dir`` and ``task``.
 
     Args:
-        tasks: Directories of tasks, or other sources as :func:`harbor_gym.tasks.resolve_tasks` reads them.
+        tasks: Directories of tasks, or other sources of :func:`harbor_gym.tasks.resolve_tasks`.
         path: The file, which is replaced; its name ends with ``.jsonl``.
-        data_source: Under which name SkyRL reports an evaluation of these tasks.
-        min_rows: The suite is repeated until there are that many: SkyRL groups the samples of a row, and refuses fewer
-            rows than groups in a batch.
+        data_source: The name under which SkyRL reports an evaluation of these tasks.
+        min_rows: The suite is repeated to at least this number of rows. SkyRL makes a group of each row, and refuses
+            fewer rows than groups in a batch.
 
     Returns:
         The path.

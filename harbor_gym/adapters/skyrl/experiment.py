@@ -1,4 +1,4 @@
-"""SkyRL's experiment with Harbor tasks: its configuration, its trainers, our generator and datasets."""
+"""SkyRL's experiment on Harbor tasks: SkyRL's configuration and trainers with this package's generator and datasets."""
 
 import sys
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _COUNTING_ESTIMATORS["reinforce++"] = _COUNTING_ESTIMATORS["gae"]
 
 @dataclass
 class HarborTrainConfig(SkyRLTrainConfig):
-    """SkyRL's configuration with a section ``harbor``; every field is a flag, as ``harbor.sandbox=local``."""
+    """SkyRL's configuration with a section ``harbor``; every field is a flag, such as ``harbor.sandbox=local``."""
 
     harbor: HarborSettings = field(default_factory=HarborSettings)
     """Tasks, sandbox, agent and retries."""
@@ -37,12 +37,12 @@ class HarborTrainConfig(SkyRLTrainConfig):
 class SimulatedTrainer(FullyAsyncTrainerSim):
     """SkyRL's simulated trainer, which needs no GPU.
 
-    Source: SkyRL 0.4.0. The stand-in of its weight sync lacks two methods that the loop calls.
+    Source: SkyRL 0.4.0. Its fake weight sync lacks two methods that the loop calls.
     """
 
     @override
     def init_weight_sync_state(self) -> None:
-        """Install the stand-in, and complete it."""
+        """Install the fake weight sync, and add the missing methods."""
         super().init_weight_sync_state()
         dispatch: Any = self.dispatch
         dispatch.get_timing_metrics = dict
@@ -54,8 +54,10 @@ def _do_nothing(model: object) -> None:
 
 
 class HarborExp(BasePPOExp):
-    """An experiment on Harbor tasks: synchronous, fully asynchronous (``trainer.fully_async.enabled``), or with a
-    simulated trainer (``trainer.fully_async.simulate_training``).
+    """An experiment on Harbor tasks.
+
+    It trains synchronously, fully asynchronously (``trainer.fully_async.enabled``), or with a simulated trainer
+    (``trainer.fully_async.simulate_training``).
 
     Args:
         cfg: The resolved configuration.
@@ -72,7 +74,7 @@ class HarborExp(BasePPOExp):
 
     @override
     def get_train_dataset(self) -> PromptDataset:
-        """Return the rows of ``harbor.tasks``, as many as a batch needs, or else those of ``data.train_data``."""
+        """Return the rows of ``harbor.tasks``, at least a batch, or else those of ``data.train_data``."""
         if not self.cfg.harbor.tasks:
             return super().get_train_dataset()
         return self._dataset(self.cfg.harbor.tasks, "train", min_rows=self.cfg.trainer.train_batch_size)
@@ -86,7 +88,7 @@ class HarborExp(BasePPOExp):
 
     @override
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> HarborTerminalGenerator:
-        """Return our generator."""
+        """Return a :class:`HarborTerminalGenerator`."""
         return HarborTerminalGenerator(
             cfg.generator,
             inference_engine_client=inference_engine_client,
@@ -97,7 +99,7 @@ class HarborExp(BasePPOExp):
 
     @override
     def get_trainer(self, cfg: Any, *args: Any, **kwargs: Any) -> RayPPOTrainer:
-        """Return the trainer that the configuration asks for."""
+        """Return the trainer that the configuration selects."""
         if cfg.trainer.fully_async.simulate_training:
             return SimulatedTrainer(cfg, *args, **kwargs)
         trainer = FullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else RayPPOTrainer
@@ -115,10 +117,10 @@ class HarborExp(BasePPOExp):
 
 
 def check_config(cfg: HarborTrainConfig) -> None:
-    """Refuse what can't be used, before anything starts.
+    """Check the configuration before anything starts.
 
-    With one row per episode a lost one keeps its row, at the mean of its group: an estimator that counts rows, or
-    divides by their standard deviation, would scale the others. Step-wise rows leave it out.
+    With one row per episode, a lost episode keeps its row, with the mean reward of its group: an estimator that counts
+    rows, or divides by their standard deviation, would scale the other advantages. Step-wise rows leave it out.
 
     Raises:
         UsageError: A setting can't be used, or a lost episode would scale its group's advantages.
@@ -143,7 +145,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Train, as SkyRL's own entry point does.
 
     Args:
-        args: ``key.path=value`` overrides of :class:`HarborTrainConfig`; None are the command line's.
+        args: ``key.path=value`` overrides of :class:`HarborTrainConfig`; None takes the command line's.
     """
     cfg = HarborTrainConfig.from_cli_overrides(list(sys.argv[1:] if args is None else args))
     assert isinstance(cfg, HarborTrainConfig)

@@ -1,4 +1,4 @@
-"""SkyRL's ``GeneratorInterface``: whole episodes in Harbor sandboxes, token by token, on the trainer's own engine."""
+"""SkyRL's ``GeneratorInterface``: token-exact episodes in Harbor sandboxes, sampled by the trainer's own engine."""
 
 import asyncio
 import math
@@ -35,31 +35,31 @@ from harbor_gym.types import Sample
 
 
 class Engine(Protocol):
-    """What a generator asks of SkyRL's inference client."""
+    """The part of SkyRL's inference client that a generator uses."""
 
     async def generate(self, input_batch: Any, model: str | None = None) -> Any:
         """Sample one message for each prompt."""
         ...
 
     async def finish_session(self, session_id: str) -> None:
-        """Release what the engine keeps for a conversation."""
+        """Release the engine's state of a conversation."""
         ...
 
 
 class HarborTerminalGenerator(GeneratorInterface):
-    """Play each row's task and return what the policy sampled, as SkyRL's trainers take it.
+    """Plays each row's task and returns the sampled tokens in the form that SkyRL's trainers take.
 
-    A row names its task in ``env_extras["task_dir"]``; its prompt is not sampled from, for the episode has a prompt of
-    its own. With ``generator.step_wise_trajectories`` every message is a row, else every episode. An episode that the
-    infrastructure lost runs again in a fresh sandbox; one that stays lost moves no gradient, see
+    A row names its task in ``env_extras["task_dir"]``; its prompt is not used, since the episode has its own. With
+    ``generator.step_wise_trajectories`` every message is a row, else every episode. After an infrastructure failure an
+    episode is retried in a fresh sandbox; one that stays lost adds no gradient, see
     :mod:`harbor_gym.adapters.skyrl.rows`.
 
     Args:
         generator_cfg: SkyRL's section ``generator``.
         inference_engine_client: SkyRL's client, which samples token ids.
-        tokenizer: The policy's, with a chat template.
+        tokenizer: The policy's tokenizer, with a chat template.
         settings: Sandbox, agent and retries.
-        policy_model_name: The policy's name in the engine; None is the client's own.
+        policy_model_name: The policy's name in the engine; None is the client's default.
 
     Raises:
         UsageError: A setting can't be used, or the chat template can't be continued token by token.
@@ -92,15 +92,15 @@ class HarborTerminalGenerator(GeneratorInterface):
         """Play a batch.
 
         Args:
-            input_batch: SkyRL's. ``trajectory_ids`` state which rows form a group; without them all do.
+            input_batch: SkyRL's batch. ``trajectory_ids`` assign rows to groups; without them all rows are one group.
 
         Returns:
-            A row per input row, in order; with step-wise rows one per message, those of a trajectory together.
+            A row per input row, in order; with step-wise rows one per message, grouped by trajectory.
 
         Raises:
-            TaskError: A task is wrong, or a row names none.
-            UsageError: The engine refuses the key or the model.
-            HarborGymError: ``harbor.max_lost_calls`` calls in a row brought no verdict; this is the last error.
+            TaskError: A task is wrong.
+            UsageError: A row names no task, or the engine refuses the key or the model.
+            HarborGymError: ``harbor.max_lost_calls`` successive calls had no verdict; this is the last error.
         """
         params = input_batch.get("sampling_params")
         trajectories = await self._play_all(input_batch, params, self._cache_salt())
@@ -166,7 +166,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         )
 
     def _max_tokens(self, params: Mapping[str, Any] | None) -> int:
-        """Return the limit of one message, which is the evaluation's own where that is set."""
+        """Return the token limit of one message; an evaluation may set its own."""
         return int((params or {}).get("max_tokens") or self._cfg.sampling_params.max_generate_length)
 
     def _has_logprobs(self, params: Mapping[str, Any] | None) -> bool:
@@ -187,7 +187,7 @@ class HarborTerminalGenerator(GeneratorInterface):
 
 @dataclass
 class _EngineSampler:
-    """The policy of one trajectory."""
+    """The sampler of one trajectory."""
 
     engine: Engine
     model: str | None
@@ -196,7 +196,7 @@ class _EngineSampler:
     cache_salt: str | None
     has_logprobs: bool
     seconds: float = field(default=0.0, init=False)
-    """Spent in the engine so far."""
+    """Seconds that the engine has taken so far."""
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         request = {
@@ -209,7 +209,7 @@ class _EngineSampler:
         started, version = time.monotonic(), _version(self.engine)
         try:
             output = await self.engine.generate(request, model=self.model)
-        except Exception as exc:  # whatever a foreign client raises: here it becomes an engine that failed
+        except Exception as exc:  # the boundary to SkyRL's client: any exception is the engine's failure
             raise _engine_error(exc) from exc
         finally:
             self.seconds += time.monotonic() - started
@@ -228,15 +228,15 @@ class _EngineSampler:
 
 
 def _version(engine: Engine) -> int | None:
-    """Return how often the engine's weights were changed, which SkyRL's remote client and its double count.
+    """Return the number of weight updates of the engine, which SkyRL's remote client counts; None if it is unknown.
 
-    A message through which they change has the version of its beginning: the engine does not tell where it was.
+    If weights change during a message, it has the version of its beginning, since the engine does not report the place.
     """
     return getattr(engine, "weight_version", None)
 
 
 def _engine_error(error: Exception) -> HarborGymError:
-    """Return ours for what SkyRL's client raised; aiohttp's, which its remote client raises, has the HTTP status."""
+    """Convert an exception of SkyRL's client; those of its remote client (aiohttp's) have the HTTP status."""
     what, status = f"SkyRL's inference engine failed: {type(error).__name__}: {error}", getattr(error, "status", 400)
     if is_overflow(status, str(error)):
         return ContextOverflowError(what)
@@ -250,7 +250,7 @@ def _task_dir(extras: Mapping[str, Any]) -> Path:
 
 
 def _standard_metrics(columns: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Return what SkyRL computes of a batch, over the rows of verified episodes where there are any."""
+    """Return SkyRL's own metrics of a batch, over the rows of verified episodes if there are any."""
     live = [number for number, reason in enumerate(columns["stop_reasons"]) if reason != "error"]
     chosen = live or range(len(columns["stop_reasons"]))
     responses, rewards, masks = (

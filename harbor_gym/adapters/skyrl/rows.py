@@ -1,17 +1,17 @@
-"""Rollouts as the rows of SkyRL's ``GeneratorOutput``, and the treatment of those that the infrastructure lost.
+"""Convert rollouts to the rows of SkyRL's ``GeneratorOutput``, also rollouts that the infrastructure lost.
 
-SkyRL knows no missing reward. A lost episode's row is one token with a zero mask, so that no loss comes from it; what
-is left is its part in the group's baseline:
+SkyRL has no missing reward. A lost episode's row is one token with a zero mask, so that it has no loss; it still
+affects the group's baseline:
 
-* *One row per episode*: the row must stay, and its reward is the mean of the group's verdicts, which leaves that mean
-  as it is. An estimator that divides by a standard deviation or by the number of rows (GRPO's ``grpo_norm_by_std``,
-  RLOO) still counts the row: the group's advantages shrink then.
-* *Step-wise rows*: a trajectory may be missing, so a lost one is left out and every estimator sees the group without
-  it. One row is kept where a group has fewer than two verdicts: SkyRL counts prompts, and takes the reward of a single
+* *One row per episode*: the row must stay, and its reward is the mean of the group's verdicts, which does not change
+  that mean. An estimator that divides by a standard deviation or by the number of rows (GRPO's ``grpo_norm_by_std``,
+  RLOO) still counts the row, and the group's advantages shrink.
+* *Step-wise rows*: a trajectory may be missing, so a lost one is left out, and every estimator sees the group without
+  it. One row is kept if a group has fewer than two verdicts: SkyRL counts prompts, and takes the reward of a single
   trajectory for its advantage.
 
-A group id of its own for the lost row would be exact for the estimators too, but SkyRL refuses a batch with more groups
-than prompts.
+A separate group id for the lost row would be exact for all estimators, but SkyRL refuses a batch with more groups than
+prompts.
 """
 
 import math
@@ -27,26 +27,26 @@ from harbor_gym.types import EndReason, Rollout, TokenSequence
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One row of the input, played."""
+    """The played episode of an input row."""
 
     group: str
-    """Which rows are compared with each other."""
+    """Id of the group whose rewards are compared."""
 
     trajectory_id: Any
-    """SkyRL's id of it, or None."""
+    """SkyRL's id of the trajectory, or None."""
 
     rollout: Rollout
-    """The outcome."""
+    """The episode."""
 
     seconds: float
-    """How long it took, with every attempt."""
+    """Duration of all attempts, in seconds."""
 
     sampling_sec: float
-    """How much of that the engine took."""
+    """Seconds of these that the engine took."""
 
     @property
     def stop_reason(self) -> str:
-        """SkyRL's word for the end: ``stop``, ``length`` for what a budget cut short, ``error`` for what was lost."""
+        """SkyRL's stop reason: ``stop``, ``length`` for a truncated episode, ``error`` for a lost one."""
         if self.rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR:
             return "error"
         return "length" if self.rollout.end_reason.is_truncation else "stop"
@@ -58,7 +58,7 @@ class Row:
 
     sequence: TokenSequence
     reward: float
-    """Of the trajectory on its last row, 0.0 on the others."""
+    """The trajectory's reward on its last row, 0.0 on the others."""
 
     is_last: bool
     trajectory: Trajectory
@@ -73,17 +73,17 @@ class RowSettings:
     zero_reward_on_non_stop: bool
     apply_overlong_filtering: bool
     filler_token: int
-    """The token of a row that has none of its own."""
+    """The single token of a row without sampled tokens."""
 
     oldest: int | None = None
-    """The oldest version of the weights whose tokens are trained; None is any."""
+    """The oldest version of the weights whose tokens are trained on; None is any."""
 
 
 def make_rows(trajectories: Sequence[Trajectory], settings: RowSettings) -> list[Row]:
     """Return the rows of a batch, in the order of its trajectories.
 
     Args:
-        trajectories: The batch. Without step-wise rows each of them has one row.
+        trajectories: The batch. Without step-wise rows each trajectory has one row.
         settings: How rows are made.
     """
     rewards = _rewards(trajectories, settings)
@@ -101,12 +101,12 @@ def make_rows(trajectories: Sequence[Trajectory], settings: RowSettings) -> list
 
 
 def make_columns(rows: Sequence[Row], settings: RowSettings, *, has_logprobs: bool) -> dict[str, Any]:
-    """Return SkyRL's columns of some rows; ``rollout_metrics`` is not among them.
+    """Return SkyRL's columns of rows, without ``rollout_metrics``.
 
     Args:
-        rows: Made by :func:`make_rows`.
-        settings: How they were made.
-        has_logprobs: Whether the engine was asked for log-probabilities.
+        rows: The result of :func:`make_rows`.
+        settings: The same settings.
+        has_logprobs: Whether the engine returns log-probabilities.
     """
     ids = [row.trajectory.trajectory_id for row in rows]
     return {
@@ -132,7 +132,7 @@ def make_columns(rows: Sequence[Row], settings: RowSettings, *, has_logprobs: bo
 
 
 def _rewards(trajectories: Sequence[Trajectory], settings: RowSettings) -> list[float]:
-    """Return the reward of each trajectory; of a lost one the mean of its group's, or else of the batch's verdicts."""
+    """Return the reward of each trajectory; a lost one has the mean of its group's verdicts, or else of the batch's."""
     scored = [_scored(trajectory, settings) for trajectory in trajectories]
     groups: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory, reward in zip(trajectories, scored, strict=True):
@@ -157,7 +157,7 @@ def _mean(values: Sequence[float], *, default: float = 0.0) -> float:
 
 
 def _left_out(trajectories: Sequence[Trajectory], settings: RowSettings) -> set[int]:
-    """Return the numbers of the trajectories that have no row."""
+    """Return the indices of the trajectories without a row."""
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for number, trajectory in enumerate(trajectories):
         groups[trajectory.group].append(number)
@@ -166,7 +166,7 @@ def _left_out(trajectories: Sequence[Trajectory], settings: RowSettings) -> set[
         lost = [number for number in numbers if trajectories[number].rollout.is_lost]
         has_baseline = len(numbers) - len(lost) >= 2 or not settings.is_training
         left_out.update(lost if has_baseline else lost[1:])
-    # An evaluation of which nothing is left still needs a row.
+    # An evaluation without any verdict still needs a row.
     return left_out - {0} if len(left_out) == len(trajectories) else left_out
 
 
@@ -197,8 +197,9 @@ def _end(rollout: Rollout) -> str:
 
 
 def summarise(trajectories: Sequence[Trajectory], settings: RowSettings) -> dict[str, float]:
-    """Return the batch's own metrics. Their names determine how SkyRL combines those of several batches: a name with
-    ``avg`` is averaged, any other is added up.
+    """Return the batch's ``harbor/…`` metrics.
+
+    SkyRL combines the metrics of several batches by their names: those with ``avg`` are averaged, others added up.
     """
     live = [trajectory.rollout for trajectory in trajectories if not trajectory.rollout.is_lost]
     untrained = 0 if settings.step_wise else sum(max(0, len(rollout.segments) - 1) for rollout in live)

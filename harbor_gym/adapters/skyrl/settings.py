@@ -1,4 +1,4 @@
-"""Settings for which SkyRL's own configuration has no place."""
+"""Settings that SkyRL's own configuration lacks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,42 +14,43 @@ from harbor_gym.types import TrainSegments
 
 @dataclass
 class HarborSettings(EpisodeSettings, BaseConfig):
-    """Sandbox, agent and retries. Budgets in turns and tokens are SkyRL's: ``generator.max_turns``,
-    ``generator.max_input_length`` and ``generator.sampling_params.max_generate_length`` (of one message).
+    """Tasks, sandbox, agent and retries.
+
+    Budgets in turns and tokens are SkyRL's: ``generator.max_turns``, ``generator.max_input_length`` and
+    ``generator.sampling_params.max_generate_length`` (of one message).
     """
 
     tasks: list[str] = field(default_factory=list[str])
-    """Task sources of the training set, as :func:`harbor_gym.tasks.resolve_tasks` reads them. Empty:
-    ``data.train_data`` is read, as :func:`write_dataset` writes it."""
+    """Sources of the training tasks, see :func:`harbor_gym.tasks.resolve_tasks`. If empty, ``data.train_data`` is read,
+    a file of :func:`write_dataset`."""
 
     eval_tasks: list[str] = field(default_factory=list[str])
-    """Task sources of the evaluation set. Empty: ``data.val_data`` is read."""
+    """Sources of the evaluation tasks. If empty, ``data.val_data`` is read."""
 
     train_segments: TrainSegments = "main"
-    """As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it; ``all`` needs step-wise rows, as an episode has
-    several then."""
+    """See :class:`harbor_gym.adapters.harbor.RolloutInterface`; ``all`` needs step-wise rows, since an episode then has
+    several sequences."""
 
     max_lost_calls: Annotated[int, Field(ge=1)] = 3
-    """Calls of ``generate`` in a row without a single verdict after which the next one raises: a trainer would go on
-    without learning, or wait for ever."""
+    """Successive calls of ``generate`` without any verdict after which it raises; otherwise the trainer would continue
+    without learning, or wait forever."""
 
     max_token_staleness: Annotated[int | None, Field(ge=0)] = None
-    """Train no token that was sampled more versions of the weights before the end of its call of ``generate``."""
+    """Tokens more weight versions than this behind the end of their ``generate`` call are not trained on."""
 
     def oldest(self, newest: int | None) -> int | None:
-        """Return the oldest version that is trained, of the newest that the engine tells; None is any."""
+        """Return the oldest version to train on, given the engine's newest version; None is any."""
         return None if newest is None or self.max_token_staleness is None else newest - self.max_token_staleness
 
 
 def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> HarborSettings:
-    """Refuse what can't be used, before anything starts.
+    """Check the settings before anything starts.
 
     Returns:
-        The settings, each of its field's type.
+        The settings, with values converted to the fields' types.
 
     Raises:
-        UsageError: A number is out of range, a field is unknown, or SkyRL is configured for something that can't be
-            recorded here.
+        UsageError: A number is out of range, a field is unknown, or SkyRL is configured for an unsupported feature.
     """
     settings = settings.checked("the section harbor")
     if settings.train_segments == "all" and (settings.agent is None or not generator.step_wise_trajectories):

@@ -22,8 +22,8 @@ def register(env_id: str = ENV_ID, **settings: Any) -> None:
     """Register :class:`HarborTextEnv` in skyrl-gym; a registration under the same id is replaced.
 
     Args:
-        env_id: What a dataset's ``env_class`` names.
-        settings: Fields of :class:`harbor_gym.TerminalEnvConfig` but for the task, and ``max_retries``.
+        env_id: The id, which a dataset names in ``env_class``.
+        settings: Fields of :class:`harbor_gym.TerminalEnvConfig` except the task, and ``max_retries``.
     """
     registry.pop(env_id, None)
     skyrl_gym.register(id=env_id, entry_point=f"{__name__}:HarborTextEnv", kwargs={"settings": settings})
@@ -32,14 +32,15 @@ def register(env_id: str = ENV_ID, **settings: Any) -> None:
 class HarborTextEnv(BaseTextEnv):
     """One episode behind skyrl-gym's interface. Blocks; call it from threads.
 
-    skyrl-gym has no place for an episode without a verdict. A start that fails is repeated in a fresh sandbox; what is
-    lost later raises, which ends SkyRL's run: it must not become a reward of 0. :class:`HarborTerminalGenerator` leaves
-    such an episode out instead. Nor is an episode verified that SkyRL's generator cuts by length: it pays 0 there.
+    skyrl-gym does not support an episode without a verdict. A failed start is retried in a fresh sandbox; a later
+    infrastructure failure raises, which ends SkyRL's run, since it must not become a reward of 0.
+    :class:`HarborTerminalGenerator` leaves such an episode out instead. An episode that SkyRL's generator truncates by
+    length is not verified, and its reward is 0.
 
     Args:
-        env_config: SkyRL's section of the environment; not read.
+        env_config: SkyRL's section of the environment; not used.
         extras: The row: ``task_dir``, and SkyRL's ``max_turns``.
-        settings: Fields of :class:`harbor_gym.TerminalEnvConfig` but for the task, and ``max_retries``.
+        settings: Fields of :class:`harbor_gym.TerminalEnvConfig` except the task, and ``max_retries``.
 
     Raises:
         UsageError: The row names no task.
@@ -64,7 +65,7 @@ class HarborTextEnv(BaseTextEnv):
 
     @override
     def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """Start the sandbox; return the system prompt, the instruction and the terminal. ``prompt`` is not read."""
+        """Start the sandbox; return messages with system prompt, instruction and screen. ``prompt`` is not used."""
         screen, info = self._portal.call(self._slot.start, self._config, max_retries=self._max_retries)
         opening = prompts.opening(self._config, info.get("instruction", ""), screen)
         return opening.messages, dict(info)
@@ -92,7 +93,7 @@ class HarborTextEnv(BaseTextEnv):
 
     @override
     def get_metrics(self) -> dict[str, Any]:
-        """Return the finished episode's numbers."""
+        """Return the finished episode's metrics."""
         return dict(self._metrics)
 
     @override

@@ -1,6 +1,6 @@
 """harbor_gym for tinker-cookbook's RL loop (extra ``tinker``).
 
-A name is imported when it is first used; without the extra that raises
+Each name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 

@@ -1,4 +1,4 @@
-"""One of Harbor's agents as tinker-cookbook's ``Env``: its requests are the observations, the cookbook samples."""
+"""One of Harbor's agents as tinker-cookbook's ``Env``: the agent's requests are the observations."""
 
 import asyncio
 import contextlib
@@ -44,21 +44,21 @@ class _Request:
 
 
 class HarborAgentTinkerEnv(Env):
-    """One episode of an agent's for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.
+    """One episode with an agent for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.
 
-    The agent runs in a Harbor trial and speaks to a session of the gateway. Each request of its becomes an
-    observation, token by token as the session makes it, and the sampled action its answer. The verifier's reward comes
-    with the last action; an infrastructure failure raises.
+    The agent runs in a Harbor trial and calls a session of the gateway. Each request becomes an observation, the
+    session's exact tokens, and the sampled action becomes the answer. The last action gets the verifier's reward; an
+    infrastructure failure raises.
 
     Args:
-        config: The task, the sandbox, and :data:`harbor_gym.config.FIELDS_WITH_AGENT`; the rest is our own loop's.
-        agent: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it.
-        codec: How the model writes a chat.
+        config: The task and the sandbox; only :data:`harbor_gym.config.FIELDS_WITH_AGENT` may be set.
+        agent: See :class:`harbor_gym.adapters.harbor.RolloutInterface`.
+        codec: Writes and reads chats in the model family's format.
         max_tokens: The sampler's limit for one message, in tokens.
-        max_context_tokens: The model's context window in tokens; None checks nothing.
-        train_segments: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it.
-        labels: What to call this episode in logs and in its transcript.
-        transcript_path: Where to write the episode's transcript when it ends; None writes none.
+        max_context_tokens: The model's context window in tokens; None sets no limit.
+        train_segments: See :class:`harbor_gym.adapters.harbor.RolloutInterface`.
+        labels: The episode's labels in logs and its transcript.
+        transcript_path: The file for the episode's transcript; None writes none.
         reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``.
     """
 
@@ -77,7 +77,7 @@ class HarborAgentTinkerEnv(Env):
     ) -> None:
         self._codec, self._config, self._labels = codec, config, labels or {}
         self.name = episode_name(self._labels)
-        """What people call it."""
+        """The episode's name for people."""
 
         self._transcript_path, self._reward = transcript_path, reward
         self._interface = RolloutInterface.from_config(
@@ -95,10 +95,10 @@ class HarborAgentTinkerEnv(Env):
         self._rollout: Rollout | None = None
         self._started = 0.0
         self.ends_at: float | None = None
-        """The batch's deadline by the event loop's clock, set before the episode starts; None is none."""
+        """The batch's deadline by the event loop's clock, set before the episode starts; None sets none."""
 
         self.error: HarborGymError | None = None
-        """What broke the episode off, if something did."""
+        """The error that ended the episode, if one did."""
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition] | InitialObservationOverflow:
         """Start the trial and return the agent's first prompt.
@@ -139,10 +139,10 @@ class HarborAgentTinkerEnv(Env):
         return await self._result(await self._next())
 
     async def cut(self) -> StepResult:
-        """End the agent because the batch's deadline has passed, and have the episode verified.
+        """End the agent because the batch's deadline has passed, and verify the episode.
 
         Returns:
-            The last transition anew, with the verifier's reward.
+            A replacement for the last transition, with the verifier's reward.
 
         Raises:
             HarborGymError: As :meth:`step`.
@@ -155,7 +155,7 @@ class HarborAgentTinkerEnv(Env):
         return await self._result(None)
 
     async def drop(self, why: DropReason) -> None:
-        """End the agent and stop the sandbox of an episode that does not count, and say so in its transcript."""
+        """End the agent of a dropped episode, stop its sandbox, and note this in its transcript."""
         await self.close()
         await self._write_transcript(Transcript(), dropped=why)
 
@@ -179,9 +179,9 @@ class HarborAgentTinkerEnv(Env):
                 await asyncio.wait([playing])
 
     def keep_segments(self, trajectory: Trajectory) -> None:
-        """Order a trajectory by the rollout's segments, without the answers that none of them trains.
+        """Order a trajectory's transitions by the rollout's segments, and remove answers that no segment trains.
 
-        The cookbook makes one datum of turns that extend one another, and begins another one at any other turn.
+        The cookbook makes one datum of turns that extend one another, and begins a new datum at any other turn.
         """
         if self._rollout is None:
             return
@@ -257,12 +257,12 @@ class HarborAgentTinkerEnv(Env):
 
 
 def _home(prompt: list[int], sampled: list[int], wholes: Sequence[tuple[int, list[int], list[int]]]) -> int | None:
-    """Return the number of the segment that trains this answer.
+    """Return the index of the segment that trains an answer; None if there is none.
 
     Args:
-        prompt: The answer's.
-        sampled: Its tokens.
-        wholes: Of each segment, the length of its prompt, all its tokens, and its mask.
+        prompt: The answer's prompt.
+        sampled: The answer's tokens.
+        wholes: Each segment's length of the prompt, all tokens, and mask.
     """
     whole = [*prompt, *sampled]
 

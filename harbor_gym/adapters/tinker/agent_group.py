@@ -17,17 +17,17 @@ from harbor_gym.pool import WarmPool
 
 @dataclass
 class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
-    """Make a group of episodes in which one of Harbor's agents plays and the policy answers it.
+    """Makes a group of episodes in which one of Harbor's agents plays, with the policy as its model.
 
-    Harbor starts the sandboxes: warm ones are not used. Transcripts hold the agent's own conversation; its terminal is
-    not recorded.
+    Harbor starts the sandboxes, so warm ones are not used. Transcripts have the agent's own conversation; its terminal
+    is not recorded.
     """
 
     @override
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Add nothing to the verifier's rewards; leave what is not trained out of the trajectories."""
+        """Add nothing to the verifier's rewards, and remove untrained answers from the trajectories."""
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, HarborAgentTinkerEnv):
                 env.keep_segments(trajectory)
@@ -35,7 +35,7 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
 
     @override
     async def _pool(self) -> WarmPool | None:
-        """Return None: a trial of Harbor's starts its own sandbox."""
+        """Return None, since a Harbor trial starts its own sandbox."""
         return None
 
     @override

@@ -1,4 +1,4 @@
-"""Where the episodes of a group are copied: what ``--branch`` says."""
+"""The setting ``--branch``: the turn at which episodes of a group are copied."""
 
 import re
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ _TEXT = re.compile(r"(?P<size>\d+)@(?P<at>mid|entropy|\d+)")
 
 @dataclass(frozen=True)
 class Branch:
-    """Families of episodes that begin with the same turns."""
+    """Families of episodes that share their first turns."""
 
     size: int
-    """Episodes of a family: one that is played whole, and its copies."""
+    """Episodes in a family: a first one that is played from the start, and its copies."""
 
     at: Literal["mid", "entropy"] | int
-    """Where the copies begin: after half of the turns, before the message that the policy was least sure of, or after
-    so many turns."""
+    """The turn at which the copies begin: after half of the turns (``mid``), before the message of which the policy was
+    least certain (``entropy``), or after this number of turns."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``4@mid``, ``4@entropy`` or ``4@3``.
+        """Parse ``4@mid``, ``4@entropy`` or ``4@3``.
 
         Raises:
-            UsageError: It is none of these.
+            UsageError: ``text`` has another form.
         """
         found = _TEXT.fullmatch(text)
         if found is None or int(found["size"]) < 2:
@@ -39,16 +39,16 @@ class Branch:
         """Check that a group consists of whole families.
 
         Raises:
-            UsageError: It does not.
+            UsageError: ``group_size`` is not a multiple of the families' size.
         """
         if group_size % self.size:
             raise UsageError(f"a group of {group_size} can't be divided in families of {self.size}")
 
     def turn(self, logprobs: Sequence[Sequence[float]]) -> int:
-        """Return how many of its turns an episode shares with its copies: at most all but the last one.
+        """Return how many turns an episode shares with its copies, at most all but the last one.
 
         Args:
-            logprobs: The log-probability of each sampled token, in nats, of each of the episode's messages.
+            logprobs: For each of the episode's messages, the log-probability of each sampled token, in nats.
         """
         last = len(logprobs) - 1
         if self.at == "mid":
@@ -59,13 +59,13 @@ class Branch:
 
 
 def family_advantages(rewards: Sequence[float], families: Sequence[int]) -> list[tuple[float, float]]:
-    """Return two advantages of each episode of a group: of the tokens that its family shares, and of its own.
+    """Return two advantages for each episode of a group: for the turns that its family shares, and for its own turns.
 
-    Its own are measured against its family's mean reward. The shared ones pay the family's mean against the mean of
-    all families; so does everything in an episode without a copy, which in a group without copies is the plain group's.
+    The shared turns' advantage is the family's mean reward minus the mean of all families. The own turns' advantage is
+    the episode's reward minus its family's mean; without copies in the family, it is the shared turns' advantage.
 
     Args:
-        rewards: Of each episode.
+        rewards: The reward of each episode.
         families: The family of each episode.
     """
     members = {family: [r for r, f in zip(rewards, families, strict=True) if f == family] for family in families}

@@ -1,4 +1,4 @@
-"""Groups of families: episodes that begin with the same turns, and the advantages of their tokens."""
+"""Groups of families: episodes that share their first turns, and the advantages of their tokens."""
 
 import contextlib
 from collections.abc import Generator, Sequence
@@ -16,16 +16,16 @@ from harbor_gym.adapters.tinker.branch import family_advantages
 
 @dataclass(frozen=True)
 class FamilyTrajectory(Trajectory):
-    """An episode of a family. A copy's begins behind the shared turns: to it they are a prompt, and not sampled."""
+    """An episode of a family. A copy begins after the shared turns, which are part of its first prompt."""
 
     family: int = 0
     """The place of the family's first episode in the group."""
 
     shared: int = 0
-    """Of the first episode: how many of its transitions the copies share. Of a copy 0."""
+    """For a first episode, the number of transitions that the copies share; for a copy 0."""
 
     paid: float = 0.0
-    """Of a copy: the rewards of the shared turns."""
+    """For a copy, the sum of the shared turns' rewards."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, *, family: int, shared: int = 0, paid: float = 0.0) -> Self:
@@ -37,7 +37,7 @@ class FamilyTrajectory(Trajectory):
 def branch_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     """Return a group's ``branch/…``: copies, the turn at which they began, and the variance of rewards in a family.
 
-    Turn and variance are means over the families that have a copy, and missing where there is none.
+    Turn and variance are means over the families with copies; without such a family they are missing.
     """
     members: dict[int, list[FamilyTrajectory]] = {}
     for trajectory in trajectories:
@@ -59,7 +59,7 @@ def _total(trajectory: FamilyTrajectory) -> float:
 
 @contextlib.contextmanager
 def advantages_by_family() -> Generator[None]:
-    """Have the cookbook's loop train groups of families by :func:`.branch.family_advantages`; others as ever."""
+    """Make the cookbook's loop use :func:`.branch.family_advantages` for groups of families during the block."""
     from tinker_cookbook.rl import train
 
     loop: Any = train
@@ -91,7 +91,7 @@ def _advantages(group: TrajectoryGroup) -> list[tuple[float, float]] | None:
 
 
 def _pay_shared(datum: tinker.Datum, trajectory: FamilyTrajectory, advantage: float) -> None:
-    """Give the sampled tokens of the shared turns their advantage, in the datum of a whole episode."""
+    """Set the advantage of the shared turns' sampled tokens in the datum of a first episode."""
     inputs = datum.loss_fn_inputs
     before, mask = inputs["advantages"].to_numpy(), inputs["mask"].to_numpy() > 0
     mask[trajectory.transitions[trajectory.shared].ob.length - 1 :] = False  # targets are one token behind

@@ -1,4 +1,4 @@
-"""A rollout of the cookbook's that the batch's deadline cuts, or that is dropped."""
+"""The cookbook's rollout with a deadline: an episode may be truncated or dropped."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -17,17 +17,17 @@ type OwnEnv = HarborTerminalTinkerEnv | HarborAgentTinkerEnv
 
 
 def is_ours(env: Env) -> TypeGuard[OwnEnv]:
-    """Return whether an environment can be cut and dropped. One of another kind is cancelled at the deadline."""
+    """Return whether an environment can be truncated and dropped; any other is cancelled at the deadline."""
     return isinstance(env, HarborTerminalTinkerEnv | HarborAgentTinkerEnv)
 
 
 async def clocked_rollout(policy: TokenCompleter, env: OwnEnv, clock: EpisodeClock) -> Trajectory:
-    """Play an episode as the cookbook does, until the batch's deadline: what the policy did by then is verified.
+    """Play an episode as the cookbook does, but at the batch's deadline end it truncated, and verify it.
 
-    When it is cancelled because the episode is dropped, its sandbox is stopped and its transcript says so.
+    If this call is cancelled because the episode is dropped, the sandbox is stopped, and the transcript notes it.
 
     Raises:
-        BatchDeadlineError: It passed before the first answer. The episode is dropped.
+        BatchDeadlineError: The deadline passed before the first answer, and the episode was dropped.
     """
     hooks = _Transitions()
     if isinstance(env, HarborAgentTinkerEnv):
@@ -63,7 +63,7 @@ async def _cut(env: OwnEnv, transitions: list[Transition]) -> Trajectory:
 
 @dataclass
 class _Transitions(RolloutHooks):
-    """Keeps what a rollout has done, which an exception would take along."""
+    """Keeps a rollout's transitions, which would be lost with an exception."""
 
     so_far: list[Transition] = field(default_factory=list[Transition])
 

@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 
 
 def renderer_of(name: str, tokenizer: Any, *, model_name: str | None = None) -> Renderer:
-    """Return the cookbook's renderer of this name, or one that was registered with it.
+    """Return a renderer of the cookbook, or one that was registered with it.
 
     Args:
-        name: As ``renderer_name`` everywhere.
+        name: The renderer's name.
         tokenizer: A Hugging Face tokenizer, or one of the cookbook's.
-        model_name: What the tokenizer was loaded by, where that is not the tokenizer's own ``name_or_path``.
+        model_name: The name by which the tokenizer was loaded, if that is not its ``name_or_path``.
 
     Raises:
-        UsageError: There is none of this name, or it needs more than a tokenizer.
+        UsageError: There is no renderer of this name, or it needs more than a tokenizer.
     """
     try:
         return get_renderer(name, tokenizer, model_name=model_name)
@@ -37,9 +37,9 @@ def renderer_of(name: str, tokenizer: Any, *, model_name: str | None = None) -> 
 class RendererCodec:
     """Write a chat as tokens with a tinker-cookbook renderer, extending the prompt and never rendering it again.
 
-    Only public methods of the renderer are used; what follows an answer is found by probing, see
-    :mod:`harbor_gym.codecs.tail`. A mark of the format in content stays text, as :class:`harbor_gym.HFCodec`
-    has it, also where the renderer itself would read it as a control token.
+    Only public methods of the renderer are used; the tokens after an answer are found by probing, see
+    :mod:`harbor_gym.codecs.tail`. A mark of the format in content stays text, as in :class:`harbor_gym.HFCodec`, even
+    if the renderer itself would read it as a control token.
 
     Args:
         renderer: Any cookbook renderer for text.
@@ -57,7 +57,7 @@ class RendererCodec:
             name = f"renderer {type(renderer).__name__}"
             self._tail = ChatTail(self._render, encode=self._encode, decode=self._decode, name=name)
         self.off_template = not renderer.has_extension_property
-        """Whether the model's own chat template would drop earlier thinking that stays in our prompts."""
+        """Whether the model's own chat template would drop earlier thinking, which stays in these prompts."""
         if self.off_template:
             logger.warning(
                 "renderer %s drops earlier thinking from a chat's history; here the sampled tokens stay in the prompt, "
@@ -82,7 +82,7 @@ class RendererCodec:
                 message, _ = self.renderer.parse_response(list(sampled))
         except RendererError:
             return ""
-        # Some renderers lift tool calls out of the content; for a bash-tool action they are the action.
+        # Some renderers move tool calls out of the content; a bash-tool action is such a call.
         calls = [ToolCall(call.function.name, call.function.arguments) for call in message.get("tool_calls", ())]
         unread = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
         return "".join([get_text_content(message), write_calls("", calls), *unread])
@@ -102,7 +102,7 @@ class RendererCodec:
 
 
 def _with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
-    """Return the same renderer with another tokenizer. A cookbook renderer is copied by its name, which loads one."""
+    """Return the same renderer with another tokenizer. The cookbook's own copy would load a tokenizer by name."""
     made = object.__new__(type(renderer))
     vars(made).update(vars(renderer), tokenizer=tokenizer)
     return made

@@ -18,16 +18,16 @@ _AS_GRADED = {"zero_reward_on_limit": False}
 
 
 class HarborRLDataset(RLDataset):
-    """Batches of groups, each group of one task. Every batch is full, and the same whenever it is asked for.
+    """Batches of groups, each group of one task. Every batch is full, and deterministic.
 
     Args:
-        templates: One group per task; each copy gets a label of its own.
-        order: Which task stands at which place.
+        templates: One group builder per task; each copy gets its own label.
+        order: The order of the tasks.
         groups_per_batch: Groups in a batch.
         num_batches: Batches in the dataset.
         split: First part of each label, ``train`` or ``test``.
         warm_sandboxes: Sandboxes to keep ready for the next batch, spread over its groups or the workers.
-        workers: Processes that play the groups; 0 is this one.
+        workers: Processes that play the groups; 0 plays them in this process.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class HarborRLDataset(RLDataset):
         return self._num_batches
 
     def warm_up(self) -> None:
-        """Begin to start the sandboxes of the first batch. Those of later batches start one batch ahead."""
+        """Begin to start the sandboxes of the first batch. Sandboxes of later batches start one batch ahead."""
         if self._workers:
             return
         for task, size in self._stock(0).items():
@@ -92,9 +92,9 @@ class HarborRLDataset(RLDataset):
         return [self._order[first + number] for number in range(self._groups_per_batch)]
 
     def _stock(self, index: int) -> Counter[int]:
-        """Return how many sandboxes to keep ready of each task of a batch; a batch that isn't has no tasks.
+        """Return task → number of sandboxes to keep ready for a batch; empty beyond the last batch.
 
-        A worker keeps its share of the single task's to the end: it does not know which of its groups is the last.
+        A worker keeps its share for the single task to the end, since it does not know its last group.
         """
         stock: Counter[int] = Counter()
         if self._workers and self._warm_sandboxes:
@@ -107,7 +107,7 @@ class HarborRLDataset(RLDataset):
 
 
 def worker_stock(warm_sandboxes: int, workers: int) -> int:
-    """Return how many of so many warm sandboxes each worker keeps: its share, rounded up."""
+    """Return each worker's share of the warm sandboxes, rounded up."""
     return -(-warm_sandboxes // workers)
 
 
@@ -115,11 +115,11 @@ class HarborSingleTaskRLDataset(HarborRLDataset):
     """Batches of groups, all of the same task.
 
     Args:
-        template: The group to repeat, with the sandboxes to keep ready.
+        template: The group to repeat, with the number of sandboxes to keep ready.
         groups_per_batch: Groups in a batch.
         num_batches: Batches in the dataset.
         split: First part of each label, ``train`` or ``test``.
-        workers: Processes that play the groups; 0 is this one.
+        workers: Processes that play the groups; 0 plays them in this process.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class _Builder(RLDatasetBuilder):
     """Episodes of each task in an evaluation; 0 makes no test set."""
 
     warm_sandboxes: int = 0
-    """Training sandboxes to keep ready, so that a batch's start while the last one trains; 0 keeps none."""
+    """Training sandboxes to keep ready, so that they start while the previous batch trains; 0 keeps none."""
 
     rollout_workers: int = 0
-    """Processes that play the groups, each with its share of the warm sandboxes; 0 is the process of the loop."""
+    """Processes that play the groups, each with its share of the warm sandboxes; 0 plays them in the loop's process."""
 
     def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
         if size < 1:
@@ -178,7 +178,7 @@ class _Builder(RLDatasetBuilder):
         """Return one batch of ``test_episodes`` of each task."""
         if not self.test_episodes:
             return None
-        # One episode a group: each counts by itself, with no baseline to share. It counts as Harbor grades it.
+        # One episode per group: each counts by itself, without a shared baseline, with Harbor's own reward.
         groups = [self._group(path, 1, name=name) for name, path in tasks.items()]
         return HarborRLDataset(
             [_as_graded(group) for group in groups],
@@ -223,34 +223,34 @@ class HarborSingleTaskRLDatasetBuilder(_Builder):
 class HarborRLDatasetBuilder(_Builder):
     """Train on many tasks: the configuration of a dataset, for the cookbook's ``Config.dataset_builder``.
 
-    Resuming continues where the run was: batch ``i`` is the same groups whatever was asked for before. Give the tasks
-    resolved (:func:`harbor_gym.tasks.resolve_tasks`) where a branch or a directory may change between runs.
+    A resumed run continues where it was, since batch ``i`` always has the same groups. Give resolved tasks
+    (:func:`harbor_gym.tasks.resolve_tasks`) if a branch or a directory may change between runs.
     """
 
     tasks: Sequence[str | SourcedTask] = ()
-    """Where the tasks come from, see :func:`harbor_gym.tasks.parse_spec`. Each takes ``template.env.task_dir``'s place;
-    with none, that is the source."""
+    """Sources of the tasks, see :func:`harbor_gym.tasks.parse_spec`. Each task replaces ``template.env.task_dir``,
+    which is the default source."""
 
     where: Sequence[str] = ()
     """Conditions that a task must meet, see :func:`harbor_gym.tasks.filter_tasks`."""
 
     weights: Mapping[str, float] = chz.field(default_factory=dict[str, float])
-    """Task name → how often it comes in an epoch; 1 for those that aren't named."""
+    """Task name → how often it occurs in an epoch; other tasks occur once."""
 
     test_fraction: float = 0.0
-    """Share of the tasks to test on and not to train on, drawn by ``seed``."""
+    """Share of the tasks to test on only, drawn by ``seed``."""
 
     test_tasks: Sequence[str] = ()
-    """Names of the tasks to test on and not to train on. With neither, the test set is the training tasks."""
+    """Names of the tasks to test on only. If there are none, the training tasks are the test set."""
 
     seed: int = 0
-    """Draws the split and shuffles the epochs."""
+    """Seed of the split and of the epochs' order."""
 
     shuffle: bool = True
-    """False keeps the tasks in their order in each epoch."""
+    """Whether to shuffle the tasks in each epoch."""
 
     epochs: int | None = None
-    """Passes over the training tasks; the last batch is filled up from the next pass."""
+    """Passes over the training tasks; the last batch is filled up from a further pass."""
 
     num_batches: int | None = None
     """Training batches, instead of ``epochs``."""
@@ -263,15 +263,15 @@ class HarborRLDatasetBuilder(_Builder):
         return dataset, self._test_set({task.name: task.path for task in test or train})
 
     async def test_set(self) -> HarborRLDataset | None:
-        """Return the test set alone, and start nothing; None with no ``test_episodes``."""
+        """Return the test set without starting sandboxes; None without ``test_episodes``."""
         train, test = await self.split()
         return self._test_set({task.name: task.path for task in test or train})
 
     def training_set(self, tasks: Sequence[SourcedTask]) -> HarborRLDataset:
-        """Return the batches of these tasks, and start nothing.
+        """Return the batches of these tasks, without starting sandboxes.
 
         Raises:
-            UsageError: A weight or a number can't be used.
+            UsageError: A weight or a number is invalid.
         """
         order = TaskOrder(self._weights(tasks), seed=self.seed, shuffle=self.shuffle)
         return HarborRLDataset(
@@ -285,10 +285,10 @@ class HarborRLDatasetBuilder(_Builder):
         )
 
     async def split(self) -> tuple[list[SourcedTask], list[SourcedTask]]:
-        """Return the tasks to train on and those held out.
+        """Return the tasks to train on, and the held-out ones.
 
         Raises:
-            UsageError: A source, a condition or the split can't be used.
+            UsageError: A source, a condition or the split is invalid.
             TaskError: A task is not available or can't be read.
         """
         tasks = await resolve_tasks(self.tasks or [self.template.env.task_dir])

@@ -47,26 +47,26 @@ STOP_REASONS: tuple[str, ...] = tuple(
     for reason in EndReason
     if reason not in (EndReason.INFRASTRUCTURE_ERROR, EndReason.DROPPED)
 )
-"""Every ``stop/<reason>`` that this environment reports: the cookbook's word where it has one, ours otherwise."""
+"""Every ``stop/<reason>`` that this environment reports: the cookbook's reason if it has one, else the end reason."""
 
 
 def stop_metric(reason: EndReason) -> str:
-    """Return the metric's name that marks an episode which ended so."""
+    """Return the name of the metric for an end reason."""
     return f"{STOP_METRIC_PREFIX}{_COOKBOOK_WORDS.get(reason, reason.value)}"
 
 
 class HarborTerminalTinkerEnv(Env):
     """One episode of a Harbor task for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.
 
-    Observations are ``tinker.ModelInput`` s that extend one another; actions are sampled tokens whose text is
-    terminus-json-plain. The reward is the verifier's, whatever ended the episode; an infrastructure failure raises,
-    and the loop's rollout strategy retries or drops the episode.
+    Observations are ``tinker.ModelInput`` objects that extend one another; actions are sampled tokens, whose text is
+    in the environment's ``action_format``. The reward is the verifier's, for every end reason; an infrastructure
+    failure raises, and the loop's rollout strategy retries or leaves out the episode.
 
     Args:
-        token_env: The environment in tokens. This object owns it.
-        codec: The codec that ``token_env`` uses.
-        labels: What to call this episode in logs and in its transcript.
-        transcript_path: Where to write the episode's transcript when it ends; None writes none.
+        token_env: The token environment. This object owns it.
+        codec: The codec of ``token_env``.
+        labels: The episode's labels in logs and its transcript.
+        transcript_path: The file for the episode's transcript; None writes none.
         reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``.
     """
 
@@ -83,7 +83,7 @@ class HarborTerminalTinkerEnv(Env):
         self._codec = codec
         self._labels = dict(labels or {})
         self.name = episode_name(self._labels)
-        """What people call it."""
+        """The episode's name for people."""
 
         self._transcript_path = transcript_path
         self._reward = reward
@@ -93,10 +93,10 @@ class HarborTerminalTinkerEnv(Env):
         """Whether :attr:`snapshot` is kept, for copies of the episode."""
 
         self.snapshot: Snapshot | None = None
-        """The episode, with its tokens, before the last message that it has had."""
+        """The last snapshot of the episode, with its tokens."""
 
         self.error: HarborGymError | None = None
-        """What broke the episode off, if something did."""
+        """The error that ended the episode, if one did."""
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition] | InitialObservationOverflow:
         """Start the sandbox and return the first prompt.
@@ -129,16 +129,16 @@ class HarborTerminalTinkerEnv(Env):
 
         Raises:
             HarborGymError: Sandbox, terminal or verifier failed; there is no reward then.
-            UsageError: The reward over the trajectory is no finite number.
+            UsageError: The trajectory's reward is not a finite number.
         """
         stop_reason = (extra or {}).get("stop_reason", "stop")
         return await self._result(self._token_env.step(action, stop_reason=stop_reason))
 
     async def cut(self) -> StepResult:
-        """End the episode because the batch's deadline has passed, and have it verified.
+        """End the episode because the batch's deadline has passed, and verify it.
 
         Returns:
-            The last transition anew, with the verifier's reward.
+            A replacement for the last transition, with the verifier's reward.
 
         Raises:
             HarborGymError: As :meth:`step`.
@@ -146,7 +146,7 @@ class HarborTerminalTinkerEnv(Env):
         return await self._result(self._token_env.truncate(EndReason.BATCH_DEADLINE))
 
     async def drop(self, why: DropReason) -> None:
-        """Stop the sandbox of an episode that does not count, and say so in its transcript."""
+        """Stop the sandbox of a dropped episode, and note this in its transcript."""
         await self.close()
         await self._write_transcript(dropped=why)
 
@@ -180,7 +180,7 @@ class HarborTerminalTinkerEnv(Env):
         await self._token_env.close()
 
     async def note_logprobs(self, trajectory: Trajectory) -> None:
-        """Add the sampled tokens' log-probabilities, which the loop keeps to itself until then, to the transcript."""
+        """Add the sampled tokens' log-probabilities, which the loop reveals only at the end, to the transcript."""
         if self._transcript_path is not None:
             known = [transition.ac.maybe_logprobs for transition in trajectory.transitions]
             known = [None] * (len(self._token_env.transcript.turns) - len(known)) + known  # a copy's begin later
@@ -227,4 +227,4 @@ class HarborTerminalTinkerEnv(Env):
             error=describe(error) if error is not None else None,
             dropped=dropped,
         )
-        await shielded(writing)  # of an episode that is dropped meanwhile, the file is written once more after it
+        await shielded(writing)  # if the episode is dropped meanwhile, `drop` writes the file again afterwards

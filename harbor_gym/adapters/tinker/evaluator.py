@@ -1,4 +1,4 @@
-"""Evaluation during training, on the greedy policy, with the best checkpoint written down."""
+"""Evaluation during training, by default of the greedy policy; records the best checkpoint."""
 
 import asyncio
 import dataclasses
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 class HarborEvaluator(RLTestSetEvaluator):
     """Play a test set every ``eval_every`` batches, for the cookbook's ``Config.evaluator_builders``.
 
-    The cookbook's own evaluator of a test set samples at temperature 1. Metrics have its names: ``test/env/all/…``.
-    Each evaluation is added to the run's ``best.json``, see :mod:`harbor_gym.evaluation.best`; one whose episodes were
-    all lost to the infrastructure is not.
+    The cookbook's own evaluator samples at temperature 1. The metrics have the same names: ``test/env/all/…``. Each
+    evaluation is added to the run's ``best.json``, see :mod:`harbor_gym.evaluation.best`, unless the infrastructure
+    lost all its episodes.
 
     Args:
         dataset: The test set.
         max_tokens: The sampler's limit for one message, in tokens.
         run_dir: The run's folder.
-        strategy: What is done about lost episodes.
+        strategy: How to treat lost episodes.
         temperature: Sampling temperature; 0 is greedy.
-        first_checkpoint: What the weights before the first batch are called: ``base``, or ``tinker://…``.
+        first_checkpoint: Name of the weights before the first batch: ``base``, or ``tinker://…``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class HarborEvaluator(RLTestSetEvaluator):
         temperature: float = 0.0,
         first_checkpoint: str = "base",
     ) -> None:
-        # The strategy carries the temperature, so that rollouts in other processes have it, too. A test drops nothing.
+        # The strategy has the temperature, so that rollouts in other processes have it, too. A test drops no episode.
         strategy = dataclasses.replace(strategy, temperature=temperature, stragglers=Stragglers())
         super().__init__(dataset, max_tokens=max_tokens, strategy=strategy)
         self._run_dir = run_dir
@@ -59,7 +59,7 @@ class HarborEvaluator(RLTestSetEvaluator):
         rollout_summary_export: RolloutSummaryExportConfig | None = None,
         store: Any = None,
     ) -> dict[str, float]:
-        """Evaluate the loop's present weights; the loop passes the batch with the summary's destination."""
+        """Evaluate the loop's current weights; the loop passes the batch with the summary's destination."""
         assert rollout_summary_export is not None, "the cookbook passes it unless Config.rollout_json_export is off"
         batch = rollout_summary_export.iteration
         return await self.evaluate(
@@ -73,7 +73,7 @@ class HarborEvaluator(RLTestSetEvaluator):
     async def evaluate(
         self, sampling_client: tinker.SamplingClient, *, batch: int, checkpoint: str, **export: Any
     ) -> dict[str, float]:
-        """Evaluate weights that were trained on ``batch`` batches and are saved as ``checkpoint``."""
+        """Evaluate the weights after ``batch`` batches, which are saved as ``checkpoint``."""
         self.env_group_builders_P = [_labelled(builder, batch) for builder in self.env_group_builders_P]
         metrics = await super().__call__(sampling_client, **export)
         reward = metrics.get(f"{self.name}/env/all/reward/total")
@@ -92,6 +92,6 @@ class HarborEvaluator(RLTestSetEvaluator):
 
 
 def _labelled(builder: Any, batch: int) -> HarborSingleTaskEnvGroupBuilder:
-    """Return a fresh builder of the same group whose transcripts belong to this evaluation."""
+    """Return a builder of the same group, labelled for this evaluation's transcripts."""
     group = builder.label.rpartition("/")[2]
     return dataclasses.replace(builder, label=f"test/batch_{batch:04d}/{group}")

@@ -1,6 +1,6 @@
 """Rollouts in other processes: executors for ``tinker_cookbook.rl.train.main(config, rollout_executor)``.
 
-A worker plays one group at a time, all its episodes side by side, so more workers than groups in a batch are idle.
+A worker plays one group at a time, all its episodes concurrently, so workers beyond the groups in a batch are idle.
 """
 
 import contextlib
@@ -15,20 +15,20 @@ from harbor_gym.types import ExecutorKind
 
 @contextlib.contextmanager
 def rollout_executor(kind: ExecutorKind, workers: int, strategy: RetryThenMask, **options: Any) -> Generator[Executor]:
-    """Yield an executor with so many workers, and end them with the block.
+    """Yield an executor, and end its workers after the block; see :func:`harbor_gym.cluster.workers.open_executor`.
 
     Args:
-        kind: What the workers are.
-        workers: How many.
-        strategy: The run's. It records what fails in a worker, which has a copy.
-        options: As for :func:`harbor_gym.cluster.workers.open_executor`, which raises the same.
+        kind: Processes of this machine, or actors of a Ray cluster.
+        workers: Number of workers.
+        strategy: The run's strategy. It records failures in workers, which have copies of it.
+        options: Further arguments of ``open_executor``.
     """
     with open_executor(kind, workers, **options) as executor:
         yield _Watched(executor, strategy)
 
 
 class _Watched(Executor):
-    """An executor whose failures the strategy learns of."""
+    """An executor that reports its failures to the strategy."""
 
     def __init__(self, executor: Executor, strategy: RetryThenMask) -> None:
         self._executor = executor

@@ -1,4 +1,4 @@
-"""The families of a group while it is played: their first episodes, and where the copies begin."""
+"""The families of a group while it is played: their first episodes, and the snapshots at which copies begin."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -14,26 +14,26 @@ from harbor_gym.config import Snapshot
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the copies of an episode begin."""
+    """The beginning of an episode's copies."""
 
     family: int
     """The episode's place in its group."""
 
     paid: float
-    """The rewards of the shared turns."""
+    """The sum of the shared turns' rewards."""
 
     snapshot: Snapshot | None
-    """None where they share no turn."""
+    """The snapshot at which copies begin; None if they share no turn."""
 
 
 class Families:
-    """The families of one group, each a first episode and its copies. Without ``branch`` there is none.
+    """The families of one group, each a first episode and its copies. Without ``branch`` there are no families.
 
     Args:
-        builder: The group's.
+        builder: The group's builder.
 
     Raises:
-        UsageError: The group can't be divided as its ``branch`` says.
+        UsageError: The group's size is not a multiple of the families'.
     """
 
     def __init__(self, builder: EnvGroupBuilder) -> None:
@@ -46,7 +46,7 @@ class Families:
         self._beginnings: dict[int, Beginning] = {}
 
     async def beginning(self, place: int) -> Beginning | None:
-        """Wait for the first episode of a place's family; None where it was lost, and of a first one itself."""
+        """Wait for the first episode of a copy's family; return None for a first episode, or if it was lost."""
         if self._branch is None or self._is_first(place):
             return None
         family = place - place % self._branch.size
@@ -54,7 +54,7 @@ class Families:
         return self._beginnings.get(family)
 
     async def open(self, place: int, env: Env, beginning: Beginning | None) -> Env:
-        """Return what plays a place: a fresh environment, or a copy in its place."""
+        """Return the environment for a place: ``env`` itself, or a copy that replaces it."""
         if isinstance(env, HarborTerminalTinkerEnv):
             env.keeps_snapshots = self._branch is not None and self._is_first(place)
         if beginning is None or beginning.snapshot is None:
@@ -63,7 +63,7 @@ class Families:
         return await self._builder.make_copy(env, beginning.snapshot)
 
     def ended(self, place: int, env: Env, trajectory: Trajectory, beginning: Beginning | None) -> Trajectory:
-        """Return the episode of a place as its family's. A first one determines where its copies begin."""
+        """Return a place's episode as one of its family. A first episode determines where its copies begin."""
         if self._branch is None:
             return trajectory
         if beginning is not None:
@@ -73,14 +73,14 @@ class Families:
         transitions = trajectory.transitions
         shared = self._branch.turn([transition.ac.maybe_logprobs or [] for transition in transitions])
         known = env.snapshot if isinstance(env, HarborTerminalTinkerEnv) else None
-        # The task is the group's own: no copy has to read its files again.
+        # The task is the group's own: an empty digest spares each copy reading its files again.
         start = replace(known.at(shared), task_digest="") if known is not None and shared else None
         paid = sum(transition.reward for transition in transitions[:shared])
         self._beginnings[place] = Beginning(place, paid, start)
         return FamilyTrajectory.of(trajectory, family=place, shared=shared)
 
     def close(self, place: int) -> None:
-        """Let the copies of a first episode begin, or fresh episodes in their place if it was lost."""
+        """Let the copies of a first episode begin; if it was lost, they are played from the start."""
         self._event(place).set()
 
     def _is_first(self, place: int) -> bool:

@@ -36,33 +36,33 @@ _INFRASTRUCTURE_ERRORS = tuple(
 
 @dataclass
 class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
-    """Make a group of environments of one task. Holds configuration only until ``make_envs``, so it pickles.
+    """Makes a group of environments of one task. Before ``make_envs`` it has only configuration, so it pickles.
 
-    Sandboxes start when the loop requests the first observations, all of a group at once: environments that a
-    retry made and did not need cost nothing.
+    Sandboxes start when the loop requests the first observations, all of a group concurrently; environments that are
+    never used cost nothing.
     """
 
     template: GroupTemplate
-    """The group's settings, which every group of its dataset has."""
+    """The settings of the group, shared by all groups of its dataset."""
 
     label: str = ""
-    """Names the group in transcripts: a relative path such as ``train/batch_0003/group_1``."""
+    """The group's name in transcripts, a relative path such as ``train/batch_0003/group_1``."""
 
     warm_sandboxes: int = 0
     """Sandboxes that the event loop keeps ready for all groups of this configuration; 0 keeps none."""
 
     is_last: bool = False
-    """Whether the next batch needs no sandbox of this configuration: the stock is then used up and not renewed."""
+    """Whether the next batch needs no sandbox of this configuration: the pool is then used up and not refilled."""
 
     in_worker: bool = False
-    """Whether a worker process plays the group, whose event loops end with each group. ``warm_sandboxes`` are kept
-    ready by that process then, for its next group of this configuration."""
+    """Whether a worker process plays the group, on an event loop that ends with the group. The process then keeps
+    ``warm_sandboxes`` ready for its next group of this configuration."""
 
     warm_next: tuple[tuple[TerminalEnvConfig, int], ...] = ()
-    """What the next batch needs: as many sandboxes of each configuration are started while this group runs."""
+    """Configurations and numbers of sandboxes that the next batch needs; they are started while this group runs."""
 
     task_name: str = ""
-    """What to call the task in metrics and transcripts; its directory's name if empty."""
+    """The task's name in metrics and transcripts; by default that of its directory."""
 
     _envs: list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"] = field(
         default_factory=list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"], init=False, repr=False
@@ -82,7 +82,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return envs
 
     async def make_copy(self, env: Env, snapshot: Snapshot) -> Env:
-        """Make an environment that begins at a snapshot, in place of one that was not used."""
+        """Make an environment that begins at a snapshot, and replaces the unused ``env``."""
         codec = await asyncio.to_thread(codec_for, self.template.renderer_name, self.template.model_name)
         index = next(index for index, known in enumerate(self._envs) if known is env)
         self._envs[index] = copy = self._make_env(codec, index, await self._pool(), start_from=snapshot)
@@ -91,12 +91,12 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Add nothing to the verifier's rewards; report how each episode ended, for shares over the batch.
+        """Add nothing to the verifier's rewards; report each episode's end reason, for shares over the batch.
 
-        One of them also carries what the group lost, which the cookbook's mean makes numbers per group: ``infra/lost``
-        of its episodes, ``infra/retried`` in fresh sandboxes, ``infra/masked`` (left out), the losses by error, and
-        :attr:`harbor_gym.stragglers.ClosedGroup.metrics`. With ``branch``, the rewards of the shared turns are added
-        to a copy's, and there is ``branch/…``.
+        The first episode also has the group's metrics, so that the cookbook's mean is per group: ``infra/lost``
+        (episodes), ``infra/retried`` (in fresh sandboxes), ``infra/masked`` (left out), the losses by error, and
+        :attr:`harbor_gym.stragglers.ClosedGroup.metrics`. With ``branch``, a copy's reward includes those of the shared
+        turns, and there are ``branch/…`` metrics.
         """
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, HarborTerminalTinkerEnv):
@@ -114,7 +114,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return rewards
 
     def note(self, metrics: Metrics) -> None:
-        """Have the group's metrics contain these, which only its strategy knows."""
+        """Add metrics that only the group's strategy knows."""
         self._noted = metrics
 
     def _losses(self, *, survivors: int) -> Metrics:
@@ -125,16 +125,16 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return {"infra/lost": lost, "infra/masked": masked, "infra/retried": lost - masked, **named}
 
     async def cleanup(self) -> None:
-        """Close every environment this builder made, all at once. Never raises for one that fails to close."""
+        """Close every environment of this builder concurrently. An environment's failure to close is only logged."""
         envs, self._envs = self._envs, []
         async with asyncio.TaskGroup() as tasks:
             for env in envs:
                 tasks.create_task(_close(env))
 
     async def _pool(self) -> WarmPool | None:
-        """Return the running loop's pool for this configuration, started; None where none is needed.
+        """Return the running loop's pool for this configuration, started; None if none is needed.
 
-        Close it with :func:`harbor_gym.pool.close_shared_pools` when the training ends; else the loop's end does.
+        Close it with :func:`harbor_gym.pool.close_shared_pools` after the training; the loop's end closes it, too.
         """
         if not self.warm_sandboxes:
             return None
@@ -184,5 +184,5 @@ async def _close(env: "HarborTerminalTinkerEnv | HarborAgentTinkerEnv") -> None:
     try:
         await env.close()
     except HarborGymError as exc:
-        # The cookbook requires that cleanup does not raise: that would hide the error of a rollout.
+        # The cookbook requires that cleanup does not raise, since that would hide a rollout's error.
         logger.warning("an environment did not close cleanly: %s", exc)

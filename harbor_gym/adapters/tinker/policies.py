@@ -1,4 +1,4 @@
-"""The policy of an evaluation: its kind, and the model and weights that a run's folder names for it."""
+"""The configuration of an evaluation, and its policy: the model and weights, also from a run's folder."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
 
 MAX_TOKENS, MAX_CONTEXT_TOKENS, MAX_LORA_RANK = 4096, 32_768, 32
-"""Of a policy whose run names none, or that comes from no run."""
+"""Defaults for a policy without a run, or whose run does not record them."""
 
 
 class EvalConfig(BaseModel):
@@ -33,13 +33,13 @@ class EvalConfig(BaseModel):
     """Folder of a training run: its model and checkpoints."""
 
     checkpoint: str = "last"
-    """The run's by name, tinker://…, last, best, or base."""
+    """A checkpoint of the run by name, tinker://…, last, best, or base."""
 
     model_name: str | None = None
-    """Base model, where no run is given."""
+    """Base model, if no run is given."""
 
     renderer_name: str = "qwen3_instruct"
-    """Its tinker-cookbook renderer."""
+    """The model's tinker-cookbook renderer."""
 
     base_url: str | None = None
     """Address of a Tinker-compatible server. With ``model`` it is the address of an OpenAI-style chat endpoint."""
@@ -48,28 +48,28 @@ class EvalConfig(BaseModel):
     """Model name at the chat endpoint ``base_url``, instead of a run or a Tinker model."""
 
     api_key_env: str | None = None
-    """Environment variable that holds the chat endpoint's key."""
+    """Environment variable with the chat endpoint's key."""
 
     agent: str | None = None
     """One of Harbor's agents, or module.path:Class, to play with ``model``, instead of our own loop."""
 
     agent_options: dict[str, Any] = {}
-    """NAME=VALUE, the agent's own; {gateway_url} stands for its model's address."""
+    """NAME=VALUE, an option of the agent; {gateway_url} is replaced with its model's address."""
 
     episodes: int = Field(default=8, ge=1)
     """Episodes of each task."""
 
     attempts: tuple[int, ...] = (1, 4, 8)
-    """The k of pass@k, with commas between; those above the number of episodes are left out."""
+    """The values of k for pass@k, separated by commas; those above the number of episodes are left out."""
 
     threshold: float = 1.0
-    """Reward at which a task counts as solved."""
+    """Reward at which an episode counts as solved."""
 
     concurrency: int = Field(default=8, ge=1)
     """Episodes at the same time."""
 
     rollout_executor: ExecutorKind | None = None
-    """Play episodes in as many other processes: of this machine, or Ray's."""
+    """Play the episodes in other processes, one for each concurrent episode: of this machine, or Ray's."""
 
     rollout_starts_per_sec: float | None = Field(default=None, gt=0)
     """With Ray: starts of sandboxes per second, over all nodes."""
@@ -78,24 +78,24 @@ class EvalConfig(BaseModel):
     """Fresh attempts after an infrastructure error."""
 
     max_tokens: int | None = Field(default=None, ge=1)
-    """Ceiling on one sampled message, in tokens."""
+    """Longest sampled message, in tokens."""
 
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
 
     output: Path | None = None
-    """Folder for eval.json, transcripts and recordings. An evaluation goes on from what it holds, also in the middle of
-    an episode. ``harbor-gym eval`` keeps one that names none in ``runs/``."""
+    """Folder for eval.json, transcripts and recordings. An interrupted evaluation in it continues, also in the middle
+    of an episode. The default of ``harbor-gym eval`` is a new folder in ``runs/``."""
 
 
 @dataclass(frozen=True)
 class EvaluatedPolicy:
-    """What is evaluated, and where it is served."""
+    """The evaluated policy and its service."""
 
     model_name: str
     renderer_name: str
     checkpoint: str | None
-    """Address of its weights; None is the base model."""
+    """Address of the weights; None is the base model."""
 
     max_tokens: int
     max_context_tokens: int
@@ -103,14 +103,14 @@ class EvaluatedPolicy:
     base_url: str | None
     is_served_here: bool
     server_dir: Path | None
-    """State of the run's server; None where there is none."""
+    """State directory of the run's server; None without a run."""
 
 
 def find_policy(config: EvalConfig) -> EvaluatedPolicy:
-    """Return what is to be evaluated; what the configuration leaves open, the run's folder answers.
+    """Return the policy of a configuration; values that are not configured come from the run's folder.
 
     Raises:
-        UsageError: Neither or both of run and model are given, the run has no such checkpoint, or a key is missing.
+        UsageError: Not exactly one of run and model is given, the run has no such checkpoint, or a key is missing.
     """
     from harbor_gym.report.metrics import run_config
 
@@ -144,12 +144,12 @@ def find_policy(config: EvalConfig) -> EvaluatedPolicy:
 
 
 def checkpoint_address(run: Path | None, checkpoint: str, kind: str) -> str | None:
-    """Return the address of a checkpoint's weights, None for the base model's own.
+    """Return the address of a checkpoint's weights; None for the base model.
 
     Args:
         run: Folder of the run.
-        checkpoint: Its name, an address, ``last``, ``best`` or ``base``.
-        kind: Which of its addresses: ``state_path`` or ``sampler_path``.
+        checkpoint: The checkpoint's name, an address, ``last``, ``best`` or ``base``.
+        kind: The kind of address: ``state_path`` or ``sampler_path``.
 
     Raises:
         UsageError: The run has no such checkpoint.

@@ -13,14 +13,14 @@ from harbor_gym.types import Sample, Sampler
 
 @functools.lru_cache(maxsize=8)
 def codec_for(renderer_name: str, model_name: str) -> RendererCodec:
-    """Return the codec of a cookbook renderer with a model's tokenizer; the model is a name, or a directory.
+    """Return the codec of a cookbook renderer with a model's tokenizer. Cached.
 
     Raises:
         UsageError: The tokenizer can't be loaded, there is no such renderer, or it can't be continued token by token.
     """
     try:
         tokenizer = get_tokenizer(model_name)
-    except (OSError, ValueError) as exc:  # what transformers raises for a model that is not there, or is none
+    except (OSError, ValueError) as exc:  # transformers' errors for a missing or invalid model
         reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
         raise UsageError(f"model_name {model_name!r}: its tokenizer can't be loaded: {reason}") from exc
     return RendererCodec(renderer_of(renderer_name, tokenizer, model_name=model_name))
@@ -29,10 +29,10 @@ def codec_for(renderer_name: str, model_name: str) -> RendererCodec:
 def tinker_sampler(
     client: tinker.SamplingClient, *, stop: list[str] | list[int], max_tokens: int, temperature: float = 1.0
 ) -> Sampler:
-    """Return a sampler of one message.
+    """Return a sampler for the policy of a client.
 
     Args:
-        client: The policy; it may serve many samplers at once.
+        client: The client; it may serve many samplers concurrently.
         stop: The renderer's stop condition, ``RendererCodec.stop``.
         max_tokens: Limit of one message, in tokens.
         temperature: Sampling temperature; 0 is greedy.

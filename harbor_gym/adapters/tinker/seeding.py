@@ -1,4 +1,4 @@
-"""Sampling that a run repeats: one seed for each message, from the run's seed and the message's place in the run."""
+"""Reproducible sampling: a seed for each message, from the run's seed and the message's place in the run."""
 
 import dataclasses
 import hashlib
@@ -15,15 +15,15 @@ def seed_of(*place: object) -> int:
 
 
 def seeded(policy: TinkerTokenCompleter, *place: object) -> TinkerTokenCompleter:
-    """Return the policy for one episode, each of whose messages is sampled with a seed of its own.
+    """Return the policy for one episode, with a separate seed for each message.
 
-    The same weights and prompts then give the same tokens, as far as the service honours ``SamplingParams.seed``. The
-    embedded server does; which requests it happens to compute together moves the logprobs by about 1e-6, so that two
-    runs part where two tokens are that close.
+    The same weights and prompts then give the same tokens, if the service honours ``SamplingParams.seed``. The embedded
+    server does; but its batching changes log-probabilities by about 1e-6, so that two runs may diverge at tokens with
+    nearly equal probabilities.
 
     Args:
         policy: The policy of the batch.
-        place: What distinguishes the episode from all others of the run.
+        place: Values that identify the episode in the run.
     """
     client = cast("tinker.SamplingClient", _SeededClient(policy.sampling_client, place))
     return dataclasses.replace(policy, sampling_client=client)

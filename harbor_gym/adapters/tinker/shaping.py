@@ -1,4 +1,4 @@
-"""Hooks of training into an episode: an environment of one's own, and a reward over the whole trajectory."""
+"""Hooks into a training's episodes: a custom environment, and a reward over the whole trajectory."""
 
 import inspect
 import math
@@ -12,18 +12,18 @@ from harbor_gym.types import Transcript
 from harbor_gym.wrappers import MakeEnv
 
 TrajectoryReward = Callable[[Transcript], float | Awaitable[float]]
-"""Returns what is added to the reward of a verified episode; plain or asynchronous. ``transcript.turns[-1].info`` has
-the end reason and the verifier's rewards. It is not called for an episode that the infrastructure broke off."""
+"""Returns a number to add to the reward of a verified episode; may be asynchronous. ``transcript.turns[-1].info`` has
+the end reason and the verifier's rewards. It is not called for an episode that the infrastructure lost."""
 
 
 def find_make_env(hook: MakeEnv | str | None) -> MakeEnv:
-    """Return what makes an episode's environment.
+    """Return the function that makes an episode's environment.
 
     Args:
-        hook: It itself, its name as ``module.path:name``, or None for ``AsyncTerminalGymEnv``.
+        hook: The function, its name as ``module.path:name``, or None for ``AsyncTerminalGymEnv``.
 
     Raises:
-        UsageError: It can't be imported, or is nothing to call.
+        UsageError: The name can't be imported, or is not callable.
     """
     if hook is None:
         return AsyncTerminalGymEnv
@@ -31,22 +31,22 @@ def find_make_env(hook: MakeEnv | str | None) -> MakeEnv:
 
 
 def find_trajectory_reward(hook: TrajectoryReward | str | None) -> TrajectoryReward | None:
-    """Return the reward over a trajectory; None where there is none.
+    """Return the function for a reward over the trajectory; None if ``hook`` is None.
 
     Args:
-        hook: It itself, or its name as ``module.path:name``.
+        hook: The function, or its name as ``module.path:name``.
 
     Raises:
-        UsageError: It can't be imported, or is nothing to call.
+        UsageError: The name can't be imported, or is not callable.
     """
     return cast(TrajectoryReward, import_named(hook, what="trajectory_reward")) if isinstance(hook, str) else hook
 
 
 async def trajectory_reward(hook: TrajectoryReward, transcript: Transcript) -> float:
-    """Return what the hook adds to an episode's reward.
+    """Return the number that the hook adds to an episode's reward.
 
     Raises:
-        UsageError: It is no finite number.
+        UsageError: The hook did not return a finite number.
     """
     found: Any = hook(transcript)
     value: Any = await found if inspect.isawaitable(found) else found

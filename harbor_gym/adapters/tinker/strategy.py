@@ -1,4 +1,4 @@
-"""The treatment of an episode lost to the infrastructure: a fresh sandbox, then no place in its group."""
+"""The rollout strategy: an episode that the infrastructure lost is retried, and then left out of its group."""
 
 import dataclasses
 import logging
@@ -29,32 +29,32 @@ _PASSING = (tinker.APIConnectionError, tinker.RateLimitError, tinker.InternalSer
 
 @dataclass(frozen=True)
 class RetryThenMask(RolloutStrategy):
-    """Run lost episodes again while the group's retries last, then do without them: the survivors are the group.
+    """Retries lost episodes within the group's retries, then leaves them out: the other episodes are the group.
 
-    Unlike the cookbook's strategies it forgives the infrastructure only: what else goes wrong is a bug, or a task that
-    can't be used, and ends the run instead of being skipped in every batch. It also ends a run in which group after
-    group is lost whole. ``rollout_errors/<class>`` in the metrics counts the losses; those of a group that was dropped
-    are booked with the next one, in the same process.
+    Unlike the cookbook's strategies it tolerates only infrastructure failures. Any other error is a bug, or a task that
+    can't be used, and ends the run instead of being skipped in every batch. So do too many groups in a row that lose
+    all their episodes. ``rollout_errors/<class>`` in the metrics counts the losses; those of a skipped group are
+    reported with the next one, in the same process.
 
-    Pickled copies of one strategy are one object in the process they come to: where other processes roll out, each
-    counts its own lost groups in a row.
+    All pickled copies of a strategy in a process are one object. If other processes play the rollouts, each counts its
+    own lost groups in a row.
     """
 
     max_retries: int = 3
-    """Episodes of one group that are run again; 0 leaves every lost one out."""
+    """Retries in one group; 0 leaves every lost episode out."""
 
     max_lost_groups: int = 16
-    """Groups in a row that lose all their episodes before the run ends."""
+    """The run ends after this number of groups in a row that lose all their episodes."""
 
     seed: int | None = None
-    """Seeds the sampling of our groups that have a label, message by message; None leaves it to the service. An
-    episode that runs again is sampled anew."""
+    """Seeds the sampling of each message in labelled groups; None leaves it to the service. A retried episode has other
+    seeds."""
 
     temperature: float | None = None
-    """Samples at this temperature instead of the loop's; 0 is greedy."""
+    """Sampling temperature that replaces the loop's; 0 is greedy."""
 
     stragglers: Stragglers = field(default_factory=Stragglers)
-    """What is done about the slowest episodes of each group, whose time counts from its own start."""
+    """How to treat the slowest episodes of each group. The deadline counts from the group's start."""
 
     _unreported: list[RolloutError] = field(default_factory=list[RolloutError], init=False, repr=False, compare=False)
     _lost_groups: list[str] = field(default_factory=list[str], init=False, repr=False, compare=False)
@@ -63,26 +63,26 @@ class RetryThenMask(RolloutStrategy):
 
     @property
     def fault(self) -> Exception | None:
-        """What ends the run, if something does. For loops that don't notice: the streaming one waits for ever."""
+        """The error that ends the run, if there is one. Loops should poll it: the streaming one would wait forever."""
         return self._faults[0] if self._faults else None
 
     def note_fault(self, error: Exception) -> None:
-        """Take down what ended a group in another process."""
+        """Record an error that ended a group in another process."""
         self._faults.append(error)
 
     @property
     @override
     def catches_group_errors(self) -> bool:
-        # The cookbook asks at the start, for its counters, and again when an error has come out of a group.
+        # The cookbook reads this at the start, for its counters, and again after an error of a group.
         return not self._faults
 
     @override
     async def execute(self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter) -> RolloutResult:
-        """Return the episodes that came to their end, in the group's order, and the errors of the others.
+        """Return the group's finished episodes, in order, and the errors of the others.
 
         Raises:
-            AllTrajectoriesFailedError: None did; the loop goes on without the group.
-            Exception: What is not the infrastructure's failure, or the last of too many lost groups.
+            AllTrajectoriesFailedError: No episode finished; the loop continues without the group.
+            Exception: An error that is not the infrastructure's, or the last one of too many lost groups.
         """
         group = _Group(env_group_builder, self._with_temperature(policy), self.max_retries, self.seed, self.stragglers)
         try:
@@ -127,7 +127,7 @@ _arrived: dict[str, RetryThenMask] = {}
 
 
 def _arrive(key: str, *settings: Any) -> RetryThenMask:
-    """Return this process's copy of a strategy from elsewhere."""
+    """Return this process's copy of a pickled strategy."""
     return _arrived.setdefault(key, RetryThenMask(*settings))
 
 
@@ -149,7 +149,7 @@ class _Group:
     async def run(self) -> ClosedGroup[tuple[Trajectory, Env]]:
         envs = list(await self._builder.make_envs())
         size = len(envs)
-        # The cookbook's builders make whole groups; what is not used of one costs nothing.
+        # The cookbook's builders make whole groups; unused environments cost nothing.
         while len(envs) < self._stragglers.started(size):
             envs += await self._builder.make_envs()
         closed = await play_group(size, self._stragglers, lambda place, clock: self._run_one(place, envs[place], clock))
@@ -182,7 +182,7 @@ class _Group:
                 self.errors.append(exc)
                 name = str(getattr(env, "name", "an episode"))
                 if beginning is not None and isinstance(exc, ForkDivergedError):
-                    beginning = None  # no second replay would agree: an episode from the task's start
+                    beginning = None  # another replay would diverge, too: play from the task's start
                 elif not clock.restart() or not await self._budget.allows(exc, attempt, name):
                     return None
                 self._retried += 1
@@ -197,7 +197,7 @@ class _Group:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether an episode failed for a reason that does not lie with the policy and need not come again."""
+    """Return whether an episode failed for a reason that is not the policy's, so that a retry may succeed."""
     if isinstance(error, HarborGymError):
         return classify(error).is_retryable
     if isinstance(error, tinker.RequestFailedError):

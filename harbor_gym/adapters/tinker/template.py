@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTemplate:
-    """What all groups of a dataset have in common. It pickles."""
+    """The settings that all groups of a dataset share. It pickles."""
 
     env: TerminalEnvConfig
-    """The task, the sandbox and the budgets of each episode. A dataset of many tasks puts each in ``task_dir``'s
-    place."""
+    """The task, the sandbox and the budgets of each episode. A dataset of many tasks replaces ``task_dir``."""
 
     model_name: str
-    """Whose tokenizer to use: a model's name, or its directory."""
+    """The model whose tokenizer is used: a name, or a directory."""
 
     renderer_name: str
     """A tinker-cookbook renderer."""
@@ -31,30 +30,29 @@ class GroupTemplate:
     """The sampler's limit for one message, in tokens."""
 
     max_context_tokens: int | None = None
-    """The model's context window in tokens; None checks nothing."""
+    """The model's context window in tokens; None sets no limit."""
 
     group_size: int = 8
     """Episodes in a group."""
 
     branch: str | None = None
-    """Copy episodes at a turn, see :meth:`.branch.Branch.parse`: the group then consists of families of this size, if
-    the strategy is :class:`.RetryThenMask`. None: each episode is played from its start."""
+    """Copy episodes at a turn, see :meth:`.branch.Branch.parse`. With the strategy :class:`.RetryThenMask` the group
+    then consists of families. None plays each episode from its start."""
 
     transcripts_dir: Path | None = None
-    """Where to write transcripts and, beside each, the terminal's recording; None writes none."""
+    """Folder for transcripts and the terminals' recordings; None writes none."""
 
     agent: "AgentConfig | str | None" = None
-    """One of Harbor's agents, or ``module.path:Class``, that plays, answered by the policy; None is our own loop.
-    For an agent with keyword arguments, its configuration: :func:`harbor_gym.adapters.harbor.agents.agent_of`."""
+    """The Harbor agent that plays, with the policy as its model: a name, ``module.path:Class``, or, with keyword
+    arguments, the result of :func:`harbor_gym.adapters.harbor.agents.agent_of`. None is this package's own loop."""
 
     train_segments: TrainSegments = "main"
-    """Which conversations of an agent's episode are trained, see ``RolloutInterface``. Each has the episode's
+    """The conversations of an agent's episode that are trained on, see ``RolloutInterface``. Each has the episode's
     advantage."""
 
     make_env: MakeEnv | str | None = None
-    """Makes each episode's environment: a subclass of ``AsyncTerminalGymEnv``, a function that puts wrappers around
-    one, or its name as ``module.path:name``. None: ``AsyncTerminalGymEnv``. Episodes of a test set have it too."""
+    """Makes each episode's environment, also in a test set: a subclass of ``AsyncTerminalGymEnv``, a function that adds
+    wrappers, or its name as ``module.path:name``. None is ``AsyncTerminalGymEnv``."""
 
     trajectory_reward: TrajectoryReward | str | None = None
-    """Adds to each verified episode's reward, see :data:`.shaping.TrajectoryReward`; or its name. Episodes of a test
-    set count without it."""
+    """Adds to each verified episode's reward, except in a test set: a :data:`.shaping.TrajectoryReward`, or a name."""

@@ -1,7 +1,7 @@
 """Harbor tasks in verifiers and Prime-RL (extra ``verifiers``): a taskset, a harness and an environment.
 
 verifiers finds plugins as top-level modules: ``harbor_gym_verifiers`` exports all three.
-A name is imported when it is first used; without the extra that raises
+Each name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 

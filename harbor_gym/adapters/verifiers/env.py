@@ -20,20 +20,20 @@ _RETRIES = RetryConfig(
         RetryRule(type="ProviderError", status_code=[429, "5xx"], max_retries=1),
     ],
 )
-"""One fresh sandbox after a failure of the infrastructure, as everywhere else in the package."""
+"""One retry in a fresh sandbox after an infrastructure failure, as elsewhere in the package."""
 
 
 class HarborEnvConfig(vf.EnvConfig):
     """Settings of the policy's side of an episode."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig(), retries=_RETRIES)
-    """The policy under evaluation or training. Its ``retries`` allow one fresh attempt after a failure of sandbox,
-    terminal, verifier, agent or engine; an episode without a verdict after that is an error, and not trained on."""
+    """The policy under evaluation or training. Its ``retries`` allow one retry after a failure of sandbox, terminal,
+    verifier, agent or engine; an episode that still has no verdict is an error, and not trained on."""
 
     @model_validator(mode="before")
     @classmethod
     def _name_harness(cls, data: Any) -> Any:
-        """Take settings of a harness without an id for those of ours; verifiers' own default is another one."""
+        """Make this package's harness the default for settings without an id; verifiers' default is another one."""
         match data:
             case {"agent": {"harness": {**harness}, **agent}, **rest} if not harness.get("id"):
                 return {**rest, "agent": {**agent, "harness": {**harness, "id": PLUGIN_ID}}}

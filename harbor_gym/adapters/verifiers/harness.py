@@ -1,4 +1,4 @@
-"""The harness: our own loop over verifiers' endpoint, or any of Harbor's agents in front of it."""
+"""The harness: plays episodes in this package's own loop, or with a Harbor agent, through verifiers' endpoint."""
 
 import asyncio
 import weakref
@@ -26,7 +26,7 @@ from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 _OWN_FIELDS = {"task_dir", "sandbox", "sandbox_options", "step_rewards"}
-"""Fields of ``TerminalEnvConfig`` that the task or this configuration sets."""
+"""Fields of ``TerminalEnvConfig`` that ``terminal_env`` can't set."""
 
 
 class HarborHarnessConfig(vf.HarnessConfig):
@@ -39,22 +39,22 @@ class HarborHarnessConfig(vf.HarnessConfig):
     """Keyword arguments for the sandbox class."""
 
     terminal_env: dict[str, Any] = Field(default_factory=dict)
-    """Every other field of :class:`harbor_gym.TerminalEnvConfig`: ``action_format``, ``max_turns``, ``time_limit_sec``,
-    ``reward_key``, ``setup_command``, … but ``step_rewards``: verifiers takes an episode's one reward."""
+    """Other fields of :class:`harbor_gym.TerminalEnvConfig`: ``action_format``, ``max_turns``, ``time_limit_sec``,
+    ``reward_key``, ``setup_command``, …, except ``step_rewards``, since verifiers takes one reward per episode."""
 
     pool_size: int | None = Field(default=None, ge=1)
     """Sandboxes that a warm pool keeps ready for each task in each process; None starts one per episode."""
 
     ends_without_tool_call: bool = False
-    """With ``action_format = "bash-tool"``: take an answer without a tool call for the end of the policy's work."""
+    """Whether, with ``action_format = "bash-tool"``, an answer without a tool call ends the policy's work."""
 
     agent: dict[str, Any] | None = None
-    """One of Harbor's agents works instead of our loop: Harbor's ``AgentConfig``, such as ``{ name = "terminus-2" }``.
-    One that :data:`harbor_gym.gateway.agents.AGENTS` does not list has ``{gateway_url}`` where its base URL belongs.
-    ``terminal_env`` takes :data:`harbor_gym.config.FIELDS_WITH_AGENT` then, and there is no pool."""
+    """A Harbor agent that plays instead of the own loop: Harbor's ``AgentConfig``, such as ``{ name = "terminus-2" }``.
+    An agent that :data:`harbor_gym.gateway.agents.AGENTS` does not list needs ``{gateway_url}`` in place of its base
+    URL. ``terminal_env`` then takes only :data:`harbor_gym.config.FIELDS_WITH_AGENT`, and there is no pool."""
 
     agent_in_sandbox: bool | None = None
-    """Whether that agent runs in the sandbox, for one that is not listed."""
+    """Whether the agent runs in the sandbox; None derives it from the agent."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -89,7 +89,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
         )
 
     def preflight(self) -> None:
-        """Check that a sandbox can start: here, or on Harbor's server, as far as that is known here.
+        """Check that a sandbox can start here, or that the installed Harbor can use a server.
 
         Raises:
             MissingDependencyError: A package, a program or a daemon is missing.
@@ -101,12 +101,12 @@ class HarborHarnessConfig(vf.HarnessConfig):
             preflight(environment_config(self.sandbox, options=self.sandbox_options))
 
     def harbor_agent(self) -> AgentConfig | None:
-        """Return the foreign agent; None is our own loop."""
+        """Return the agent; None is the own loop."""
         return None if self.agent is None else AgentConfig.model_validate(self.agent)
 
 
 class SharedState:
-    """What the harnesses of one environment have in common: verifiers makes a harness for each episode."""
+    """State that the harnesses of one environment share, since verifiers makes a harness for each episode."""
 
     def __init__(self) -> None:
         self._pools: weakref.WeakSet[WarmPool] = weakref.WeakSet()
@@ -125,7 +125,7 @@ class SharedState:
                 group.create_task(pool.close())
 
     def note_refusal(self, trace: vf.Trace) -> None:
-        """Remember a refused key or model: verifiers lets no episode end a run, but no later one needs to ask again."""
+        """Remember a refused key or model, so that later episodes fail at once; in verifiers no episode ends a run."""
         call = trace.calls[-1] if trace.calls else None
         if call is None or call.error is None or call.model is None or call.error.status_code is None:
             return
@@ -133,10 +133,10 @@ class SharedState:
             self._refusals[call.model] = call.error.message
 
     def require_not_refused(self, model: str) -> None:
-        """Raise where an earlier episode's model or key was refused.
+        """Raise if the model or the key was refused in an earlier episode.
 
         Raises:
-            EngineSettingsError: It was.
+            EngineSettingsError: The model or the key was refused.
         """
         if (refusal := self._refusals.get(model)) is not None:
             raise EngineSettingsError(
@@ -146,9 +146,9 @@ class SharedState:
 
 
 class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
-    """Play a Harbor task in a Harbor sandbox, and have Harbor verify it. verifiers records the tokens at its endpoint.
+    """Plays and verifies a Harbor task in a Harbor sandbox. verifiers records the tokens at its endpoint.
 
-    verifiers' own runtime stays unused and is best ``subprocess``, as in :class:`HarborEnvConfig`.
+    verifiers' own runtime is not used; ``subprocess`` is the cheapest, as in :class:`HarborEnvConfig`.
     """
 
     NEEDS_CONTAINER = False
@@ -158,10 +158,10 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
     def __init__(self, config: HarborHarnessConfig) -> None:
         super().__init__(config)
         self.shared = SharedState()
-        """Its environment's, where that is ours."""
+        """The environment's shared state, if that is a :class:`HarborTerminalEnv`."""
 
     async def preflight(self) -> None:
-        """Check that a sandbox can start where the configuration has it.
+        """See :meth:`HarborHarnessConfig.preflight`.
 
         Raises:
             MissingDependencyError: A package, a program or a daemon is missing.
@@ -180,10 +180,10 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> ProgramResult:
-        """Play one episode and leave its verdict on the trace.
+        """Play one episode and record its verdict on the trace.
 
         Raises:
-            RolloutError: The infrastructure failed, or the task or a setting is wrong. There is no reward then.
+            RolloutError: The infrastructure failed, or the task or a setting is wrong; there is no reward.
         """
         if not isinstance(data, HarborTaskData):
             raise TaskError(f"the harness plays tasks of its own taskset, not {type(data).__name__}")
@@ -206,6 +206,6 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
 
 
 async def _wait_for_provider(error: HarborGymError) -> None:
-    """Wait as long as a provider that throttles asks: verifiers' own retry comes within seconds."""
+    """Wait as long as a throttling provider asks, since verifiers' own retry follows within seconds."""
     if isinstance(error, SandboxThrottledError):
         await asyncio.sleep(pause_sec(error, 0))

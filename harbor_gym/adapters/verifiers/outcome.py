@@ -1,4 +1,4 @@
-"""An episode's outcome in verifiers' terms: its stop word, rewards and metrics, and the error of a lost one."""
+"""An episode's outcome in verifiers' terms: its stop condition, rewards and metrics, or the error of a lost one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,17 +20,17 @@ from harbor_gym.outcomes import classify
 from harbor_gym.types import EndReason, Rollout
 
 DEFAULT_REWARD = "reward"
-"""Name of the reward where the verifier writes several keys and none is chosen."""
+"""Name of the reward if the verifier writes several keys and none is chosen."""
 
 _INFO_KEY = "harbor_gym"
-"""Where the outcome stands in ``Trace.info``."""
+"""Key of the outcome in ``Trace.info``."""
 
 _STOP_WORDS = {
     EndReason.MAX_TURNS: "max_turns",
     EndReason.CONTEXT_OVERFLOW: "max_total_tokens",
     EndReason.MAX_TOKENS: "max_output_tokens",
 }
-"""verifiers' words for a spent budget, which ``Trace.is_truncated`` knows. The time limit is its ``agent_timeout``."""
+"""verifiers' stop conditions for truncations (``Trace.is_truncated``). The time limit is its ``agent_timeout``."""
 
 _BUDGETS = {
     "max_turns": EndReason.MAX_TURNS,
@@ -49,32 +49,32 @@ _ERRORS: Sequence[tuple[type[HarborGymError], type[RolloutError]]] = (
     (SamplerError, InterceptionError),
     (AgentFailedError, HarnessError),
 )
-"""verifiers' boundary for each kind of failure; a rule of ``retries`` names it. The rest is the harness's own."""
+"""Our error → verifiers' error, for rules of ``retries``. Other errors become a ``HarnessError``."""
 
 
 class Outcome(BaseModel):
-    """What became of a verified episode; plain data that travels on the trace."""
+    """The outcome of a verified episode, as plain data on the trace."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     end_reason: EndReason
-    """Why it ended."""
+    """Why the episode ended."""
 
     reward: float
-    """The task's reward; of a multi-step task by its own strategy."""
+    """The task's reward; for a multi-step task by its own strategy."""
 
     reward_name: str
-    """The verifier's key that is the reward; ``reward`` where a function makes it of several."""
+    """The verifier's key of the reward; ``reward`` if a function combines several keys."""
 
     metrics: dict[str, float] = Field(default_factory=dict)
-    """The verifier's other keys as ``verifier/…``, also of each step of a multi-step task, and what was measured."""
+    """The verifier's other keys as ``verifier/…``, also per step of a multi-step task, and the episode's metrics."""
 
     @classmethod
     def of(cls, rollout: Rollout, config: TerminalEnvConfig) -> "Outcome":
-        """Return the outcome of an episode of our own loop, or of an agent's trial.
+        """Return the outcome of an episode.
 
         Raises:
-            HarborGymError: The infrastructure lost it.
+            HarborGymError: The infrastructure lost the episode.
         """
         if rollout.error is not None:
             raise rollout.error
@@ -95,12 +95,12 @@ class Outcome(BaseModel):
 
     @classmethod
     def of_trace(cls, trace: vf.Trace) -> "Outcome | None":
-        """Return what :meth:`record` put on a trace; None where the episode was never verified."""
+        """Return the outcome that :meth:`record` put on a trace; None if the episode was never verified."""
         found = trace.info.get(_INFO_KEY)
         return None if found is None else cls.model_validate(found)
 
     def record(self, trace: vf.Trace) -> None:
-        """Put the outcome on the trace and stop it with verifiers' word; a word that stands there already stays."""
+        """Put the outcome on the trace, and set verifiers' stop condition unless there is one already."""
         trace.info[_INFO_KEY] = self.model_dump(mode="json")
         if trace.stop_condition is not None or self.end_reason in _ORDINARY_ENDS:
             return
@@ -111,14 +111,14 @@ class Outcome(BaseModel):
 
 
 def budget_of(stop_condition: str) -> EndReason:
-    """Return what verifiers' refusal of a turn means; a stop condition of a task's own is an end of the turns."""
+    """Return the end reason for verifiers' stop condition; a task's own condition counts as ``MAX_TURNS``."""
     return _BUDGETS.get(stop_condition, EndReason.MAX_TURNS)
 
 
 def as_rollout_error(error: HarborGymError) -> RolloutError:
-    """Return an error as verifiers records it: at its boundary, with our word for it at the message's beginning.
+    """Return the error for verifiers, whose message begins with the ``failure_kind``.
 
-    A rule of ``retries`` can match the type (``SandboxError``) or the word (``message = "^sandbox_lost"``).
+    A rule of ``retries`` can match the type (``SandboxError``) or the kind (``message = "^sandbox_lost"``).
     """
     ours = classify(error).failure_kind
     kind = next((theirs for kind, theirs in _ERRORS if isinstance(error, kind)), HarnessError)

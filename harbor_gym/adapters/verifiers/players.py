@@ -1,4 +1,4 @@
-"""The players of an episode against verifiers' endpoint, where every model call is recorded."""
+"""Play an episode through verifiers' endpoint, which records every model call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class Endpoint:
     """verifiers' interception endpoint of one rollout."""
 
     url: str
-    """Its address."""
+    """The endpoint's URL."""
 
     secret: str
-    """The bearer token that names the rollout."""
+    """The bearer token that identifies the rollout."""
 
     model: str
     """The model's name."""
@@ -38,15 +38,15 @@ class Endpoint:
     """The rollout's record, which has the reason of a refused call."""
 
     system_prompt: str | None = None
-    """What stands behind our system prompt, for instance one that an optimiser of prompts wrote."""
+    """Text to append to the system prompt, such as a prompt optimiser's."""
 
     def open(self) -> ChatEndpoint:
-        """Return a client for it, without limits: those are verifiers'."""
+        """Return a client without limits, since verifiers sets them."""
         return ChatEndpoint(self.url, self.model, max_tokens=None, timeout_sec=None, api_key=self.secret)
 
 
 class _Asker:
-    """Asks an endpoint, and reads its refusal of a turn as the end of a budget."""
+    """Calls an endpoint, and turns its refusal of a turn into a ``BudgetSpentError``."""
 
     def __init__(self, endpoint: ChatEndpoint, address: Endpoint) -> None:
         self._endpoint, self._address = endpoint, address
@@ -68,18 +68,18 @@ class _Asker:
 async def play_terminal(
     config: TerminalEnvConfig, address: Endpoint, *, pool: WarmPool | None, ends_without_tool_call: bool
 ) -> Outcome:
-    """Play an episode in our own loop.
+    """Play an episode in this package's own loop.
 
     Args:
         config: The task, the sandbox and the budgets.
-        address: Where to ask the policy.
-        pool: Where to take the sandbox from.
-        ends_without_tool_call: As :func:`harbor_gym.samplers.run_chat_episode` has it.
+        address: The policy's endpoint.
+        pool: The pool of the sandbox; None starts one.
+        ends_without_tool_call: See :func:`harbor_gym.samplers.run_chat_episode`.
 
     Raises:
         HarborGymError: The infrastructure failed, or the task or a setting is wrong.
     """
-    # A client of verifiers parses tool calls, and drops those of tools that the request does not declare.
+    # verifiers' clients parse tool calls, and drop calls of tools that the request does not declare.
     own = TERMINAL_TOOLS if config.action_format is ActionFormat.BASH_TOOL else ()
     env = AsyncTerminalGymEnv(config, pool=pool)
     async with address.open() as endpoint:
@@ -99,9 +99,9 @@ async def play_agent(
 
     Args:
         config: The task, the sandbox, and :data:`harbor_gym.config.FIELDS_WITH_AGENT`.
-        address: Where the gateway asks the policy, in chat completions whatever the agent speaks.
+        address: The policy's endpoint, which the gateway calls with chat completions for any agent's wire.
         agent: The agent.
-        in_sandbox: Whether it runs in the sandbox; None is known of listed agents.
+        in_sandbox: Whether it runs in the sandbox; None derives it from the agent.
 
     Raises:
         HarborGymError: The infrastructure or the agent failed, or the task or a setting is wrong.

@@ -1,4 +1,4 @@
-"""The plugin ``harbor-gym-verifiers``: an install has this file as the module ``harbor_gym_verifiers``."""
+"""The plugin ``harbor-gym-verifiers``; an installation has this file as the module ``harbor_gym_verifiers``."""
 
 from harbor_gym.adapters.verifiers.env import HarborTerminalEnv
 from harbor_gym.adapters.verifiers.harness import HarborTerminalHarness

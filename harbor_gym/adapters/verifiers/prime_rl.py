@@ -1,7 +1,7 @@
-"""Training with Prime-RL: its requirements, checked before the start, and its command line. Prime-RL is not imported.
+"""Training with Prime-RL: check its requirements before the start, and make its command line.
 
-Prime-RL is a git checkout with an environment of its own (Python 3.12, CUDA). What is checked takes seconds here and
-minutes there, after its trainer and its inference have loaded the model.
+Prime-RL is a git checkout with its own environment (Python 3.12, CUDA), and is not imported. The checks take seconds;
+Prime-RL itself would fail after minutes, when its trainer and its inference have loaded the model.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from harbor_gym.adapters.verifiers import PLUGIN_ID
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 
 OLDEST_COMMIT = date(2026, 8, 22)
-"""Prime-RL must be newer: until then it read a field that verifiers 0.4 has dropped."""
+"""Prime-RL must be newer: until then it read a field that verifiers 0.4 removed."""
 
 _LOOK_TIMEOUT_SEC = 30.0
 
@@ -33,22 +33,22 @@ type Source = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     what: str
-    """What was checked."""
+    """The subject of the check."""
 
     found: str
-    """What is there; or the problem and what to do."""
+    """The finding, or the problem and its remedy."""
 
     is_ok: bool = True
     """Whether training can start."""
 
 
 def check_run(config: Path) -> Iterator[Finding]:
-    """Check versions, tasks and sandboxes of a training run, one after the other. Starts nothing; blocks.
+    """Check versions, tasks and sandboxes of a training run, and yield the findings. Starts nothing; blocks.
 
-    GPUs are left to Prime-RL, which counts them before it starts anything.
+    Prime-RL itself checks the GPUs before it starts anything.
 
     Args:
         config: The TOML of Prime-RL's ``rl``.
@@ -74,7 +74,7 @@ def command(config: Path, arguments: Sequence[str] = ()) -> list[str]:
         arguments: Further arguments of ``rl``, such as ``--max-steps 20``.
 
     Raises:
-        MissingDependencyError: There is no ``rl`` beside this Python or on the PATH.
+        MissingDependencyError: There is no ``rl`` next to this Python or on the PATH.
     """
     beside = Path(sys.executable).with_name("rl")
     program = str(beside) if beside.is_file() else shutil.which("rl")
@@ -90,7 +90,7 @@ def read_config(config: Path) -> Mapping[str, Any]:
     """Return the settings of a TOML file.
 
     Raises:
-        UsageError: It is missing, or no TOML.
+        UsageError: The file is missing, or is not TOML.
     """
     try:
         return tomllib.loads(config.read_text(encoding="utf-8"))
@@ -103,13 +103,13 @@ def read_config(config: Path) -> Mapping[str, Any]:
 
 
 def harbor_sources(settings: Mapping[str, Any]) -> list[tuple[str, Source]]:
-    """Return the sources with our taskset, each with its split.
+    """Return the sources with this package's taskset, each with its split.
 
     Args:
-        settings: Of Prime-RL's ``rl``.
+        settings: The settings of Prime-RL's ``rl``.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such training source.
     """
     orchestrator: Mapping[str, Any] = settings.get("orchestrator", {})
     found = [
@@ -126,10 +126,10 @@ def harbor_sources(settings: Mapping[str, Any]) -> list[tuple[str, Source]]:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Return the variables of a ``.env`` file, as they are written: no other variable is put into a value.
+    """Return the variables of a ``.env`` file, without expanding variables in values.
 
     Raises:
-        UsageError: It can't be read, or a line is not ``NAME=value``.
+        UsageError: The file can't be read, or a line is not ``NAME=value``.
     """
     from dotenv.parser import parse_stream
 
@@ -166,10 +166,10 @@ def _versions() -> str:
 
 
 def prime_rl_version() -> str:
-    """Return what is known of the Prime-RL that this Python imports.
+    """Return a description of the Prime-RL that this Python imports.
 
     Raises:
-        MissingDependencyError: There is none, or its checkout is too old.
+        MissingDependencyError: Prime-RL is not installed, or its checkout is too old.
     """
     spec = importlib.util.find_spec("prime_rl")
     places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]

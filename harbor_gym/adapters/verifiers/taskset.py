@@ -1,4 +1,4 @@
-"""Any source of Harbor tasks as a taskset of verifiers, and the worth of a verdict there."""
+"""Harbor tasks from any source as a taskset of verifiers, and the reward of a verdict."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,24 +13,23 @@ from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
 
 
 class HarborTaskData(vf.TaskData):
-    """One Harbor task on this machine. ``prompt`` is its first instruction, for reports; Harbor gives the policy its
-    own."""
+    """One Harbor task on this machine. ``prompt`` is its first instruction, for reports only."""
 
     task_dir: str
-    """Its directory."""
+    """The task's directory."""
 
     digest: str
-    """``sha256:…`` of its files."""
+    """``sha256:…`` of the task's files."""
 
     source: str
-    """The source that named it."""
+    """The source that has the task."""
 
     commit: str | None = None
-    """The git commit it was taken from."""
+    """The git commit of the task."""
 
 
 class HarborTask(vf.Task[HarborTaskData]):
-    """A Harbor task. Its sandbox and its verifier are Harbor's; scoring reads the verdict that the harness left."""
+    """A Harbor task. Harbor runs its sandbox and verifier; scoring reads the verdict that the harness recorded."""
 
     @property
     @override
@@ -43,37 +42,37 @@ class HarborTask(vf.Task[HarborTaskData]):
         """Return the verifier's reward under its key.
 
         Raises:
-            RuntimeError: The episode was never verified, because a timeout of verifiers cut it. It is an error then and
-                not a reward: the trace is left out of training.
+            RuntimeError: The episode was never verified, because a timeout of verifiers ended it. The trace is then
+                left out of training.
         """
         outcome = _outcome(trace)
         return {outcome.reward_name: outcome.reward}
 
     @vf.metric
     async def episode(self, trace: vf.Trace) -> Mapping[str, float]:
-        """Return the verifier's other rewards as ``verifier/…``, and what the episode measured."""
+        """Return the verifier's other rewards as ``verifier/…``, and the episode's metrics."""
         return _outcome(trace).metrics
 
 
 class HarborTasksetConfig(vf.TasksetConfig):
-    """Which tasks."""
+    """The tasks of the taskset."""
 
     tasks: list[str] = Field(default_factory=list)
-    """Directories of tasks, ``git+URL@COMMIT#path/in/the/repository``, or a registry's ``org/name@ref``. Relative ones
-    are resolved where the process runs."""
+    """Directories of tasks, ``git+URL@COMMIT#path/in/the/repository``, or a registry's ``org/name@ref``. Relative paths
+    begin at the process's working directory."""
 
     registry_path: Path | None = None
-    """A ``registry.json`` to look registry names up in."""
+    """A ``registry.json`` in which registry names are looked up."""
 
     registry_url: str | None = None
-    """The address of one; with neither, ``org/name`` is looked up in Harbor's registry."""
+    """The address of a registry; without a path and an address, names are looked up in Harbor's registry."""
 
     download_dir: Path | None = None
-    """Where what is fetched lies; None is Harbor's cache."""
+    """Folder for fetched tasks; None is Harbor's cache."""
 
 
 class HarborTerminalTaskset(vf.Taskset[HarborTask, HarborTasksetConfig]):
-    """Harbor tasks from directories, git repositories and registries; multi-step and Dockerfile-only ones too."""
+    """Harbor tasks from directories, git repositories and registries, including multi-step tasks."""
 
     @override
     def load(self) -> Iterator[HarborTask]:

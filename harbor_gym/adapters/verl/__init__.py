@@ -1,6 +1,6 @@
-"""Harbor tasks in verl (extra ``verl``, in an environment of its own): two agent loops, and a writer of datasets.
+"""Harbor tasks in verl (extra ``verl``, in a separate environment): two agent loops, and a writer of datasets.
 
-A name is imported when it is first used; without the extra that raises
+Each name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 

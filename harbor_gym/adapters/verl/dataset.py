@@ -1,4 +1,4 @@
-"""Datasets as verl reads them: a parquet file with a row for each task."""
+"""Write datasets for verl: a parquet file with a row per task."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
 
 TERMINAL_LOOP = "harbor_terminal"
-"""The name under which recipes list :class:`HarborTerminalLoop`."""
+"""The name of :class:`HarborTerminalLoop` in ``recipes/verl_loops.yaml``."""
 
 
 def write_dataset(
@@ -25,15 +25,15 @@ def write_dataset(
     """Write a suite of tasks as a dataset for ``data.train_files`` or ``data.val_files``. Blocks.
 
     A row has ``prompt`` (the instruction as the user's message, for verl's check of lengths), ``data_source``,
-    ``agent_name``, ``reward_model`` (verl asks for it; no reward manager runs) and ``extra_info`` with ``index``,
+    ``agent_name``, ``reward_model`` (verl requires it; no reward manager runs) and ``extra_info`` with ``index``,
     ``task_dir`` and ``task``.
 
     Args:
-        tasks: Sources as :func:`harbor_gym.tasks.resolve_tasks` reads them: directories, ``org/name@ref``,
+        tasks: Sources of :func:`harbor_gym.tasks.resolve_tasks`: directories, ``org/name@ref``,
             ``git+URL@COMMIT#path``.
         path: The file, which is replaced; its name ends with ``.parquet``.
         agent_name: The name of the loop in the file at ``rollout.agent.agent_loop_config_path``.
-        data_source: Under which name verl reports a validation of these tasks.
+        data_source: The name under which verl reports a validation of these tasks.
 
     Returns:
         The path.

@@ -1,4 +1,4 @@
-"""verl's agent loops: whole episodes in Harbor sandboxes, token by token, on verl's own LLM servers."""
+"""verl's agent loops: token-exact episodes in Harbor sandboxes, sampled by verl's own LLM servers."""
 
 import asyncio
 import time
@@ -19,14 +19,14 @@ from harbor_gym.errors import UsageError
 from harbor_gym.types import Rollout
 
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-"""Of each worker: verl makes a loop for every row, and starts all rows at once."""
+"""The limit of concurrent episodes in each worker; verl makes a loop for every row, and starts all rows at once."""
 
 
 class _HarborLoop(AgentLoopBase):
-    """What both loops share."""
+    """The base of both loops."""
 
     _default_agent: ClassVar[str | None] = None
-    """None: the loop takes no agent."""
+    """The agent if none is configured; None means that the loop takes no agent."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class _HarborLoop(AgentLoopBase):
         """Play a row's task.
 
         Args:
-            sampling_params: verl's.
-            priority: verl's.
-            kwargs: The row. ``extra_info["task_dir"]`` names the task; its prompt is not sampled from, for the episode
-                has a prompt of its own.
+            sampling_params: verl's sampling parameters.
+            priority: verl's priority of the row.
+            kwargs: The row. ``extra_info["task_dir"]`` names the task; its prompt is not used, since the episode has
+                its own.
 
         Returns:
-            The episode: one row, of the conversation with the most sampled tokens.
+            The episode as one row: the conversation with the most sampled tokens.
 
         Raises:
-            UsageError: The row names no task, or a setting can't be used.
+            UsageError: The row names no task, or a setting is invalid.
             TaskError: The task is wrong.
-            HarborGymError: The infrastructure lost the episode, and each of its retries. There is no reward then.
+            HarborGymError: The infrastructure lost the episode and each of its retries; there is no reward.
         """
         task_dir = (kwargs.get("extra_info") or {}).get("task_dir")
         if not task_dir:
@@ -111,7 +111,7 @@ class _HarborLoop(AgentLoopBase):
     def _output(
         self, rollout: Rollout, sampler: ServerSampler, seconds: float, global_steps: int | None
     ) -> AgentLoopOutput:
-        # verl takes no empty row. Nothing of such a one is trained, and its reward was earned.
+        # verl refuses an empty row. It gets an untrained token, and keeps its reward.
         main = rollout.main.filled(int(self._tokenizer.eos_token_id))
         failed_attempts = rollout.metrics.get("infra/failed_attempts", 0.0)
         return AgentLoopOutput(
@@ -127,7 +127,7 @@ class _HarborLoop(AgentLoopBase):
                 num_preempted=sampler.preempted,
             ),
             extra_fields={
-                # verl asks for the same keys in every row of a batch, and averages these.
+                # verl requires the same keys in every row of a batch, and averages these.
                 "reward_extra_info": {
                     "truncated": float(rollout.end_reason.is_truncation),
                     "failed_attempts": float(failed_attempts),
@@ -149,10 +149,10 @@ class _HarborLoop(AgentLoopBase):
 
 
 class HarborTerminalLoop(_HarborLoop):
-    """Our own loop: the policy writes messages in ``env.action_format``. Settings: :class:`LoopSettings`."""
+    """Plays in this package's own loop: the policy writes in ``env.action_format``. See :class:`LoopSettings`."""
 
 
 class HarborAgentLoop(_HarborLoop):
-    """Any agent of Harbor's, which speaks to the gateway. Settings: :class:`LoopSettings`."""
+    """Plays with any of Harbor's agents, which calls the gateway. See :class:`LoopSettings`."""
 
     _default_agent = "terminus-2"

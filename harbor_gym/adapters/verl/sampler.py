@@ -1,4 +1,4 @@
-"""verl's LLM servers as a sampler of one episode."""
+"""verl's LLM servers as the sampler of one episode."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +12,7 @@ from harbor_gym.types import Sample
 
 
 class Servers(Protocol):
-    """What an episode asks of verl's ``LLMServerClient``."""
+    """The part of verl's ``LLMServerClient`` that an episode uses."""
 
     async def generate(self, request_id: str, **request: Any) -> Any:
         """Return verl's ``TokenOutput`` for a prompt."""
@@ -21,17 +21,17 @@ class Servers(Protocol):
 
 @dataclass
 class ServerSampler:
-    """The policy of one episode. Its requests share an id, which keeps them on one server and its prefix cache.
+    """The sampler of one episode. Its requests share an id, which keeps them on one server and its prefix cache.
 
     Args:
         servers: verl's client.
         params: verl's sampling parameters.
         request_id: The episode's id.
-        priority: verl's, of the row.
+        priority: verl's priority of the row.
         stop: Tokens that end an answer.
-        max_prompt_tokens: Limit of a conversation's first prompt (``rollout.prompt_length``).
-        max_response_tokens: Limit of all that follows it, with an answer of full length (``rollout.response_length``).
-        max_answer_tokens: Limit of one answer.
+        max_prompt_tokens: Longest first prompt of a conversation (``rollout.prompt_length``).
+        max_response_tokens: Most tokens after it, including a full answer (``rollout.response_length``).
+        max_answer_tokens: Longest answer.
     """
 
     servers: Servers
@@ -43,13 +43,13 @@ class ServerSampler:
     max_response_tokens: int
     max_answer_tokens: int
     seconds: float = field(default=0.0, init=False)
-    """Spent in the servers so far."""
+    """Seconds that the servers have taken so far."""
 
     preempted: int = field(default=-1, init=False)
-    """How often requests were preempted; -1 where the servers do not tell."""
+    """Number of preemptions; -1 if the servers do not report it."""
 
     versions: list[int] = field(default_factory=list[int], init=False)
-    """The first and the last weights' step of each answer, where the servers tell."""
+    """The first and the last training step of the weights of each answer, if the servers report them."""
 
     _conversations: list[SequenceBuilder] = field(default_factory=list[SequenceBuilder], init=False)
 
@@ -71,8 +71,8 @@ class ServerSampler:
                 sampling_params={**self.params, "max_tokens": self.max_answer_tokens},
                 priority=self.priority,
             )
-        except Exception as exc:  # whatever a foreign server raises: here it becomes an engine that failed
-            reason = getattr(exc, "cause", None) or exc  # Ray's own text is the whole traceback of the worker
+        except Exception as exc:  # the boundary to verl's servers: any exception is the engine's failure
+            reason = getattr(exc, "cause", None) or exc  # Ray's own message is the worker's whole traceback
             what = f"verl's LLM server failed: {type(reason).__name__}: {reason}"
             raise (ContextOverflowError if is_overflow(400, str(reason)) else SamplerError)(what) from exc
         finally:
@@ -102,7 +102,7 @@ class ServerSampler:
         steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
         self.versions += [step for step in steps if step is not None]
         tokens = [int(token) for token in output.token_ids]
-        # vLLM's servers say "completed" of an answer that was cut, too.
+        # vLLM's servers also report "completed" for an answer that was cut.
         is_full = len(tokens) >= self.max_answer_tokens and tokens[-1] not in self.stop
         is_cut = output.stop_reason == "length" or (output.stop_reason != "stop" and is_full)
         reason: Literal["length", "stop"] = "length" if is_cut else "stop"

@@ -1,6 +1,6 @@
 """Training runs with tinker-cookbook's RL loop: its configuration, the checks before its start, and the run itself.
 
-Importing this package costs little and needs no extra; running needs the extra ``tinker``.
+Importing this package is fast and needs no extra; running needs the extra ``tinker``.
 """
 
 from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, TrainConfig

@@ -1,4 +1,4 @@
-"""The weights of a run: those it starts from, those evaluated last, and the best, exported."""
+"""The weights of a run: the initial ones, the last evaluation, and the export of the best."""
 
 import asyncio
 import shutil
@@ -15,13 +15,13 @@ from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import read_best, read_evaluations
 
 START_TTL_SEC = 86_400
-"""How long the service keeps the weights that a run starts from: a run without a checkpoint makes them again."""
+"""How long the service keeps a run's initial weights; a run that resumes without a checkpoint makes them again."""
 
 
 async def first_weights(run: TrainRun, service: ModelService) -> str | None:
-    """Return what to start from: the given weights, or a new adapter drawn by the seed, which the loop would not do.
+    """Return the address of the initial weights: the configured ones, or a new adapter with the run's seed.
 
-    A run to resume loses what it has from after its last checkpoint, and its own checkpoint comes before this.
+    For a run that resumes, the records after its last checkpoint are removed, and the loop loads that checkpoint.
     """
     config = run.config
     last = get_last_checkpoint(str(run.log_path))
@@ -34,7 +34,7 @@ async def first_weights(run: TrainRun, service: ModelService) -> str | None:
 
 
 async def evaluate_last(run: TrainRun, service: ModelService, evaluator: HarborEvaluator) -> None:
-    """Evaluate what came out of the last batch: the loop evaluates before a batch, so not that."""
+    """Evaluate the weights after the last batch, which the loop does not: it evaluates before each batch."""
     last = get_last_checkpoint(str(run.log_path))
     if last is None or last.state_path is None or last.batch is None:
         raise AssertionError("the loop saves its last batch")
@@ -47,12 +47,12 @@ async def evaluate_last(run: TrainRun, service: ModelService, evaluator: HarborE
 
 
 async def export_best(run: TrainRun, service: ModelService, show: Callable[[str], None]) -> None:
-    """Show which checkpoint did best, and write its weights, an adapter, into the run's folder."""
+    """Show the best checkpoint, and write its adapter into the run's folder."""
     best = read_best(run.log_path)
     show(f"best: checkpoint {best.checkpoint}, after batch {best.batch}, reward {best.reward:.2f}")
     saved = {item.name: item for item in load_checkpoints_file(str(run.log_path))}
     if (checkpoint := saved.get(best.checkpoint)) is None:
-        return  # what the run started from
+        return  # the initial weights
     folder = run.log_path / "best"
     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     try:

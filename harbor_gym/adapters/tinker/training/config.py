@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Backend(StrEnum):
-    """Where tokens are sampled and gradients are taken."""
+    """The service that samples and trains."""
 
     TINKER = "tinker"
     LOCAL = "local"
@@ -27,7 +27,7 @@ type LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "sta
 """The service's losses that reinforcement learning can use."""
 
 OBSERVATION_LOSSES = ("importance_sampling", "ppo", "cispo")
-"""Those that compare each token's probability with its own of before: one for observation tokens can stand beside."""
+"""Losses that compare each token's probability with its earlier one, so that an observation loss can be added."""
 
 
 class LogDirExists(StrEnum):
@@ -64,7 +64,7 @@ BACKEND_DEFAULTS = {
         save_every=10,
         max_turns=30,
     ),
-    # A policy of two million parameters, built on first use; None is that policy.
+    # model_name None is the built-in policy of two million parameters.
     Backend.LOCAL: BackendDefaults(
         model_name=None,
         renderer_name="qwen3_instruct",
@@ -144,16 +144,16 @@ class TrainConfig(BaseModel):
     """Address of a Tinker-compatible server."""
 
     server_timeout_sec: float = _field(HOW, 300.0, gt=0)
-    """Seconds that the embedded server may take to load its model."""
+    """Longest wait for the embedded server to load its model, in seconds."""
 
     model_name: str | None = _by_backend("model_name", HOW)
-    """Base model: a name, or a directory for the local backend; there, none is the embedded policy."""
+    """Base model: a name, or a directory for the local backend, whose default is the embedded policy."""
 
     renderer_name: str = _by_backend("renderer_name", HOW)
     """tinker-cookbook renderer."""
 
     max_tokens: int = _by_backend("max_tokens", HOW, ge=1)
-    """Ceiling on one sampled message, in tokens."""
+    """Longest sampled message, in tokens."""
 
     max_context_tokens: int = _by_backend("max_context_tokens", HOW, ge=1)
     """Context window in tokens."""
@@ -168,8 +168,8 @@ class TrainConfig(BaseModel):
     """Episodes in a group; rewards are centred in it."""
 
     branch: str | None = _field(HOW)
-    """Copy episodes: 4@mid makes families of 4 that share a first half, 4@3 three turns, 4@entropy all before the
-    message of the least sure policy."""
+    """Copy episodes: 4@mid makes families of 4 that share the first half, 4@3 three turns, 4@entropy all turns before
+    the least certain message."""
 
     warm_sandboxes: int = _field(HOW, 0, ge=0)
     """Sandboxes kept ready for the next batch; 0 keeps none."""
@@ -190,7 +190,7 @@ class TrainConfig(BaseModel):
     """The loss of a step, by the service's name for it."""
 
     observation_loss_weight: float = _field(HOW, 0.0, ge=0)
-    """Weight of the cross-entropy of observation tokens beside the policy's loss; 0 is none."""
+    """Weight of the cross-entropy of observation tokens, added to the policy's loss; 0 is none."""
 
     kl_penalty_coef: float = _field(HOW, 0.0, ge=0)
     """Weight of the KL penalty against the base model; 0 is none."""
@@ -205,34 +205,34 @@ class TrainConfig(BaseModel):
     """Train one of Harbor's agents, such as terminus-2, or module.path:Class, instead of our own loop."""
 
     agent_options: dict[str, Any] = _field(ROLLOUTS, {})
-    """NAME=VALUE, the agent's own; {gateway_url} stands for its model's address."""
+    """NAME=VALUE, an option of the agent; {gateway_url} is replaced with its model's address."""
 
     train_segments: TrainSegments = _field(ROLLOUTS, "main")
-    """Train the agent's own conversation (main), or those of its sub-agents and other side calls too (all)."""
+    """Train on the agent's own conversation (main), or also on those of sub-agents and other side calls (all)."""
 
     make_env: str | None = _field(ROLLOUTS)
-    """module.path:name of what makes each episode's environment: a subclass of AsyncTerminalGymEnv, or a function."""
+    """module.path:name of a subclass of AsyncTerminalGymEnv, or a function, that makes each episode's environment."""
 
     trajectory_reward: str | None = _field(ROLLOUTS)
     """module.path:function that adds to an episode's reward, given its Transcript."""
 
     max_rollout_retries: int = _field(ROLLOUTS, 3, ge=0)
-    """Lost episodes that a group runs again."""
+    """Retries of lost episodes in a group."""
 
     over_sample: float = _field(ROLLOUTS, 1.0, ge=1)
-    """Start so many times a group's size; the first that end are the group."""
+    """Start this multiple of a group's size; the first episodes to end are the group."""
 
     batch_deadline_sec: float | None = _field(ROLLOUTS, gt=0)
     """Seconds after which a group's running episodes are ended and verified."""
 
     remove_constant_groups: bool = _field(ROLLOUTS, False)
-    """Leave groups of one reward out of the step, and of its metrics."""
+    """Leave groups with equal rewards out of the step, and of its metrics."""
 
     max_steps_off_policy: int | None = _field(ROLLOUTS, ge=0)
-    """Sample while training; drop groups older than so many steps."""
+    """Sample while training; drop groups that are more than this number of steps old."""
 
     stream_minibatches: int | None = _field(ROLLOUTS, ge=1)
-    """Train on a batch in so many parts, each as soon as it is complete."""
+    """Train on a batch in this number of parts, each as soon as it is complete."""
 
     rollout_executor: ExecutorKind | None = _field(ROLLOUTS)
     """Play groups in other processes: of this machine, or Ray's."""
@@ -266,19 +266,19 @@ class TrainConfig(BaseModel):
 
     @property
     def stragglers(self) -> Stragglers:
-        """What is done about a group's slowest episodes."""
+        """How to treat a group's slowest episodes."""
         return Stragglers(over_sample=self.over_sample, batch_deadline_sec=self.batch_deadline_sec)
 
     def group_template(self, env: TerminalEnvConfig, model_name: str, transcripts_dir: Path) -> "GroupTemplate":
-        """Return the settings that the run's groups have in common.
+        """Return the settings that the run's groups share.
 
         Args:
-            env: The configuration's, with a task of the run.
-            model_name: The model that is served.
+            env: The configuration's ``env``, with a task of the run.
+            model_name: The served model.
             transcripts_dir: The folder of the run's transcripts.
 
         Raises:
-            UsageError: There is no such agent, or it has no place for an address.
+            UsageError: There is no such agent, or its options lack ``{gateway_url}``.
         """
         from harbor_gym.adapters.harbor.agents import agent_of
         from harbor_gym.adapters.tinker.template import GroupTemplate

@@ -1,4 +1,4 @@
-"""A run's folder: its files before the run starts, and the conditions to delete or continue a run."""
+"""A run's folder: its settings, its lock, and whether an existing one may be deleted or resumed."""
 
 import contextlib
 import fcntl
@@ -24,15 +24,15 @@ RUN_NAME = "run.json"
 RUN_FORMAT = 1
 _TASKS_NAME = "tasks.json"
 _NOT_OF_THE_RUN = ("log_path", "log_dir_exists", "server_timeout_sec")
-"""Fields that change nothing of what is trained, and may differ when a run is resumed."""
+"""Fields that do not affect the training, and may differ when a run is resumed."""
 
 
 @dataclass(frozen=True)
 class ChangedSetting:
-    """A setting with which a run would not be the run that it was."""
+    """A setting that differs from the run's."""
 
     name: str
-    """The field, with dots between."""
+    """The field's dotted path."""
 
     before: str
     now: str
@@ -42,10 +42,11 @@ class ChangedSetting:
 
 
 def settle_folder(log_path: Path, config: TrainConfig) -> None:
-    """Make the folder of a run, or settle what to do with one that is there. Blocks, and may ask on the terminal.
+    """Make a run's folder, or decide what to do with an existing one. Blocks, and may ask on the terminal.
 
     Raises:
-        UsageError: It exists and may not be used, is to be deleted and is no run, or holds a run with other settings.
+        UsageError: The folder exists and may not be used, is to be deleted but is not a run's, or has a run with other
+            settings.
     """
     action = config.log_dir_exists
     if action is LogDirExists.ASK and log_path.exists():
@@ -60,16 +61,16 @@ def settle_folder(log_path: Path, config: TrainConfig) -> None:
         require_same(read_run_config(log_path), config)
         from harbor_gym.evaluation.best import read_checkpoints
 
-        read_checkpoints(log_path, mends=True)  # what can't be read is said before a server is started
+        read_checkpoints(log_path, mends=True)  # so that an unreadable record raises before a server is started
     log_path.mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager
 def one_run_at_a_time(log_path: Path) -> Generator[None]:
-    """Hold a run's folder for the block, if there is one. The lock goes with its holder, even one that is killed.
+    """Lock a run's folder during the block, if it exists. The kernel releases the lock of a killed process.
 
     Raises:
-        UsageError: Another run is under way in it.
+        UsageError: Another run uses the folder.
     """
     if not log_path.is_dir():
         yield
@@ -83,7 +84,7 @@ def one_run_at_a_time(log_path: Path) -> Generator[None]:
                 f"a run is under way in {log_path}: wait for its end, or name another folder (--log-path)"
             ) from None
         except OSError:
-            pass  # some network file systems lock no directory
+            pass  # some network file systems can't lock directories
         yield
     finally:
         os.close(handle)
@@ -96,10 +97,10 @@ def write_run_config(log_path: Path, config: TrainConfig) -> None:
 
 
 def read_run_config(log_path: Path) -> dict[str, Any]:
-    """Return the settings that a run was started with, as they are written.
+    """Return the settings with which a run was started, as JSON.
 
     Raises:
-        UsageError: The folder holds no run, or one of another version.
+        UsageError: The folder has no run, or one of another version.
     """
     path = log_path / RUN_NAME
     try:
@@ -114,10 +115,10 @@ def read_run_config(log_path: Path) -> dict[str, Any]:
 
 
 def resumed_config[Config: TrainConfig](model: type[Config], log_path: Path) -> Config:
-    """Return the settings of a run to resume it with.
+    """Return the configuration that resumes a run.
 
     Raises:
-        UsageError: The folder holds no run, or its settings don't fit this version.
+        UsageError: The folder has no run, or its settings are invalid in this version.
     """
     written = {**read_run_config(log_path), "log_path": log_path, "log_dir_exists": LogDirExists.RESUME}
     try:
@@ -127,17 +128,17 @@ def resumed_config[Config: TrainConfig](model: type[Config], log_path: Path) -> 
 
 
 def require_same(before: Mapping[str, Any], config: TrainConfig) -> None:
-    """Refuse to continue a run with other settings than it began with.
+    """Refuse to resume a run with other settings.
 
     Raises:
-        UsageError: A setting differs; the message names each.
+        UsageError: A setting differs; the message has all of them.
     """
     if changed := changed_settings(before, as_written(config)):
         raise UsageError(f"the run began with other settings: {'; '.join(map(str, changed))}")
 
 
 def as_written(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings as JSON, with absolute paths: a run may be resumed from another directory."""
+    """Return the settings as JSON, with absolute paths, since a run may be resumed from another directory."""
     written = config.model_dump(mode="json", exclude=set(_NOT_OF_THE_RUN))
     written["task_dirs"] = [str(path if is_shipped(path) else path.resolve()) for path in config.task_dirs]
     if config.registry_path is not None:
@@ -149,7 +150,7 @@ def as_written(config: TrainConfig) -> dict[str, Any]:
 def changed_settings(
     before: Mapping[str, Any], now: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> list[ChangedSetting]:
-    """Return the settings that differ, as :func:`as_written` returns them."""
+    """Return the settings that differ between two results of :func:`as_written`."""
     found: list[ChangedSetting] = []
     for name in dict.fromkeys((*before, *now)):
         if not path and name in _NOT_OF_THE_RUN:
@@ -167,10 +168,10 @@ def _shown(value: Any) -> str:
 
 
 def _ask(log_path: Path) -> LogDirExists:
-    """Ask on the terminal what to do with a folder that exists.
+    """Ask on the terminal what to do with an existing folder.
 
     Raises:
-        UsageError: Nothing is to be done.
+        UsageError: The answer was exit.
     """
     while True:
         answer = input(f"{log_path} exists. Delete it, resume its run, or exit? [delete, resume, exit] ").strip()

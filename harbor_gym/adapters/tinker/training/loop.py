@@ -1,4 +1,4 @@
-"""A run: the cookbook's loop on Harbor tasks, with a reporter beside it."""
+"""Run the cookbook's loop on Harbor tasks, with progress reports."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ _FAULT_POLL_SEC = 1.0
 async def run_loop(
     run: TrainRun, service: ModelService, show: Callable[[str], None], bar: ShowBar = show_no_bar
 ) -> None:
-    """Train to the last batch, evaluate it where the run has a test set, and export the best checkpoint."""
+    """Train to the last batch; if the run has a test set, evaluate the result and export the best checkpoint."""
     settings = run.config
     strategy = RetryThenMask(settings.max_rollout_retries, seed=settings.seed, stragglers=settings.stragglers)
     evaluator = await _evaluator(run, service, strategy)
@@ -56,9 +56,9 @@ async def run_loop(
 
 
 def _quiet_after_setup() -> None:
-    """Log no details until the loop has set up logging, which it does before it first waits; then quiet the console.
+    """Disable INFO logs until the loop has set up logging, before its first await; then quiet the console.
 
-    Its own handler prints colour codes, to a file too.
+    The loop's own handler prints colour codes, also to files.
     """
     before = logging.root.manager.disable
 
@@ -71,7 +71,7 @@ def _quiet_after_setup() -> None:
 
 
 async def _watch_for_fault(strategy: RetryThenMask) -> None:
-    """Raise what ends the run: the streaming loop itself would wait for ever for the group that it came out of."""
+    """Raise the strategy's fault; the streaming loop itself would wait forever for the failed group."""
     while strategy.fault is None:  # noqa: ASYNC110 - the strategy must pickle, so it has no event
         await asyncio.sleep(_FAULT_POLL_SEC)
     raise strategy.fault
@@ -79,7 +79,7 @@ async def _watch_for_fault(strategy: RetryThenMask) -> None:
 
 @contextlib.contextmanager
 def _workers(run: TrainRun, strategy: RetryThenMask) -> Generator[Executor | None]:
-    """Yield what plays the groups; None is this process."""
+    """Yield the executor that plays the groups; None plays them in this process."""
     config = run.config
     if config.rollout_executor is None:
         yield None
@@ -97,7 +97,7 @@ def _workers(run: TrainRun, strategy: RetryThenMask) -> Generator[Executor | Non
 
 
 async def _evaluator(run: TrainRun, service: ModelService, strategy: RetryThenMask) -> HarborEvaluator | None:
-    """Return what evaluates during the run; None where nothing does."""
+    """Return the run's evaluator; None if the run is not evaluated."""
     if not run.config.eval_every:
         return None
     test_set = await run.dataset_builder(service.model_name, run.test_episodes).test_set()
@@ -138,7 +138,7 @@ def _loop_config(
         else None,
         load_checkpoint_path=start_path,
         log_path=str(run.log_path),
-        # What is evaluated must be there to be named the best.
+        # Evaluated weights must be saved, since they may be the best.
         save_every=math.gcd(config.save_every, config.eval_every) if evaluator is not None else config.save_every,
         eval_every=config.eval_every,
         evaluator_builders=[] if evaluator is None else [lambda: evaluator],

@@ -1,4 +1,4 @@
-"""A loss on observation tokens beside the policy's (ECHO, arXiv 2605.24517), in the cookbook's loop."""
+"""A loss on observation tokens, added to the policy's loss (ECHO, arXiv 2605.24517), in the cookbook's loop."""
 
 import contextlib
 from collections.abc import Generator
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 METRIC = "optim/observation_loss"
-"""Mean cross-entropy of a batch's observation tokens before its step, in nats a token."""
+"""Mean cross-entropy of a batch's observation tokens before its step, in nats per token."""
 
 
 @contextlib.contextmanager
 def observation_loss(weight: float) -> Generator[None]:
     """Add the cross-entropy of the observation tokens, times ``weight``, to each step of the cookbook's loop.
 
-    A policy's loss of a token whose log-probability is the trainer's own, with the advantage ``weight``, has that
-    gradient. So both losses are one pass, in one normalisation, after a forward pass for those log-probabilities.
+    The policy loss of a token has this gradient if its advantage is ``weight`` and its log-probability is the
+    trainer's own. So, after a forward pass for those log-probabilities, both losses take one pass and share their
+    normalisation.
     """
     if weight == 0:
         yield
@@ -52,16 +53,16 @@ def observation_loss(weight: float) -> Generator[None]:
 
 
 def observation_tokens(datum: tinker.Datum) -> "NDArray[np.bool_]":
-    """Return which targets of a cookbook's datum are observation tokens: those shown behind its first sampled one."""
+    """Return a mask of a datum's observation tokens: the targets after its first sampled token that are not sampled."""
     mask = datum.loss_fn_inputs["mask"].to_numpy() > 0
     return np.logical_or.accumulate(mask) & ~mask
 
 
 def with_observations(datum: tinker.Datum, logprobs: "NDArray[np.floating]", weight: float) -> tinker.Datum:
-    """Return a cookbook's datum in which observation tokens have an advantage.
+    """Return a datum in which the observation tokens have an advantage.
 
     Args:
-        datum: One of ``assemble_training_data``.
+        datum: A datum of the cookbook's ``assemble_training_data``.
         logprobs: The trainer's log-probability of each target, in nats.
         weight: The advantage of each observation token.
     """
@@ -74,6 +75,6 @@ def with_observations(datum: tinker.Datum, logprobs: "NDArray[np.floating]", wei
 
 
 def without_mask(datum: tinker.Datum) -> tinker.Datum:
-    """Return a datum as the service takes it."""
+    """Return a datum without its mask, which the service does not take."""
     inputs = {name: values for name, values in datum.loss_fn_inputs.items() if name != "mask"}
     return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)

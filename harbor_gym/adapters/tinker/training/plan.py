@@ -1,4 +1,4 @@
-"""A run of training as it is planned: its settings, its tasks and its folder."""
+"""A planned training run: its settings, its tasks and its folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainRun:
-    """A run whose tasks are on this machine and whose settings fit together."""
+    """A run with resolved tasks and checked settings."""
 
     config: TrainConfig
 
     env: TerminalEnvConfig
-    """The configuration's, with the first task to train on."""
+    """The configuration's ``env``, with the first training task."""
 
     tasks: tuple[SourcedTask, ...]
     """All tasks, also those to test on."""
@@ -44,16 +44,16 @@ class TrainRun:
 
     @property
     def title(self) -> str:
-        """One line that names the run."""
+        """A one-line description of the run."""
         name = f"{len(self.tasks)} tasks" if len(self.tasks) > 1 else self.env.task_dir.name
         return f"{name}, {self.env.sandbox}, learning rate {self.config.learning_rate:g}"
 
     def dataset_builder(self, model_name: str, test_episodes: int = 0) -> "HarborRLDatasetBuilder":
-        """Return what makes the run's batches and test set, for the cookbook's loop.
+        """Return the builder of the run's batches and test set, for the cookbook's loop.
 
         Args:
             model_name: The base model.
-            test_episodes: Episodes of each task in the test set; 0 is no test set.
+            test_episodes: Episodes of each task in the test set; 0 makes no test set.
         """
         from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder  # needs the extra
 
@@ -73,9 +73,9 @@ class TrainRun:
         )
 
     def count_batches(self) -> int:
-        """Return the batches of the whole run.
+        """Return the number of batches of the whole run.
 
         Raises:
-            UsageError: The weights or the numbers can't be used.
+            UsageError: The weights or the numbers are invalid.
         """
         return len(self.dataset_builder(self.config.model_name or "").training_set(self.train_tasks))

@@ -1,4 +1,4 @@
-"""The preparation of a run: fetch its tasks, refuse settings that can't work, and make its folder."""
+"""Prepare a run: fetch its tasks, check its settings, and make its folder."""
 
 import asyncio
 import contextlib
@@ -28,12 +28,12 @@ TASKS_FORMAT = 1
 
 
 async def prepare(config: TrainConfig) -> TrainRun:
-    """Fetch the tasks and refuse what can't work, before anything is started or written.
+    """Fetch the tasks and check the settings, before anything is started or written.
 
     Raises:
-        UsageError: Settings exclude one another, or one is missing (an API key).
+        UsageError: Settings exclude one another, or one is missing (such as an API key).
         TaskError: A task can't be fetched or read.
-        MissingDependencyError: The sandbox needs what is not installed.
+        MissingDependencyError: The sandbox needs a program or package that is not installed.
     """
     from harbor_gym.episode.task import load_task
 
@@ -65,7 +65,7 @@ async def prepare(config: TrainConfig) -> TrainRun:
 
 
 def default_log_path(config: TrainConfig) -> Path:
-    """Return the folder of a run that names none: by its first task directory and the time."""
+    """Return the default folder of a run, named by its first task directory and the time."""
     if config.task_dirs:
         name = resolve_shipped(config.task_dirs[0]).resolve().name
     else:
@@ -75,14 +75,13 @@ def default_log_path(config: TrainConfig) -> Path:
 
 @contextlib.contextmanager
 def claimed_folder(run: TrainRun) -> Generator[None]:
-    """Make the run's folder and write ``run.json``, its settings, and ``tasks.json``: its tasks and their sources.
+    """Make the run's folder, write ``run.json`` (its settings) and ``tasks.json`` (its tasks), and lock it.
 
-    No other run can have the folder during the block. Blocks; asks on the terminal where the folder exists and
+    No other run can use the folder during the block. Blocks; asks on the terminal if the folder exists and
     ``log_dir_exists`` is ``ask``.
 
     Raises:
-        UsageError: The folder can't be written; it exists and may not be used; or its run had other settings or tasks:
-            the batches of a resumed run would not continue where they were.
+        UsageError: The folder can't be written, exists and may not be used, or has a run with other settings or tasks.
     """
     try:
         with naming(run.log_path), one_run_at_a_time(run.log_path):
@@ -113,7 +112,7 @@ def _claim(run: TrainRun) -> None:
 
 
 def _check_rollouts(run: TrainRun) -> None:
-    """Refuse ways to train that the cookbook would fail at, or get wrong, in the middle of a run."""
+    """Refuse settings with which the cookbook would fail, or compute wrong results, in the middle of a run."""
     config = run.config
     if (config.num_batches is None) == (config.epochs is None):
         raise UsageError("give either --epochs or --num-batches")
@@ -148,7 +147,7 @@ def _check_rollouts(run: TrainRun) -> None:
     if parts is not None:
         raise UsageError("--remove-constant-groups and --stream-minibatches: a batch without a mixed group would fail")
     if len(run.train_tasks) > 1:
-        # Its loop then gives the remaining groups the names of the first ones: metrics under the wrong tasks.
+        # The cookbook's loop would report the remaining groups' metrics under the wrong tasks.
         raise UsageError("--remove-constant-groups with several tasks needs --max-steps-off-policy (0 will do)")
 
 

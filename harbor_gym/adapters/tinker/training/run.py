@@ -1,4 +1,4 @@
-"""Train: open the training service, then run the cookbook's loop."""
+"""Open the training service, then run the cookbook's loop."""
 
 import random
 import warnings
@@ -12,13 +12,13 @@ from harbor_gym.adapters.tinker.training.service import OpenService
 async def train(
     run: TrainRun, open_service: OpenService, *, show: Callable[[str], None], bar: ShowBar = show_no_bar
 ) -> None:
-    """Train to the last batch, evaluate it where the run evaluates at all, and export the best checkpoint.
+    """Train to the last batch; if the run is evaluated, evaluate the result and export the best checkpoint.
 
     Args:
-        run: What :func:`harbor_gym.adapters.tinker.training.preparation.prepare` returned; its folder exists.
-        open_service: Opens what samples and trains.
-        show: Receives each line about the run's progress.
-        bar: Receives how many batches are done.
+        run: The result of :func:`harbor_gym.adapters.tinker.training.preparation.prepare`; its folder exists.
+        open_service: Opens the service that samples and trains.
+        show: Takes each line about the run's progress.
+        bar: Takes the number of finished batches.
 
     Raises:
         HarborGymError: The infrastructure failed in a way that retries did not cure, or a task can't be used.
@@ -28,7 +28,7 @@ async def train(
     for message in ("DEPRECATED: ", "Using the future as the SamplingClient"):
         warnings.filterwarnings("ignore", message=message, category=FutureWarning)
     async with open_service(run) as service:
-        # Imports the SDK, which must find the variables that the service has set.
+        # This imports the SDK, which reads variables that the service has set.
         from harbor_gym.adapters.tinker.training.loop import run_loop
 
         await run_loop(run, service, show, bar)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ModelService(Protocol):
-    """A running service with the run's base model."""
+    """A running service for the run's base model."""
 
     @property
     def model_name(self) -> str:
@@ -26,20 +26,20 @@ class ModelService(Protocol):
 
     @property
     def base_url(self) -> str | None:
-        """Its address; None is the Tinker service's own."""
+        """The service's address; None is the Tinker service."""
         ...
 
     async def export(self, checkpoint: "CheckpointRecord", folder: Path) -> None:
         """Write a checkpoint's adapter into a new folder.
 
         Raises:
-            UsageError: The service can't give it.
+            UsageError: The service can't provide the adapter.
         """
         ...
 
 
 class OpenService(Protocol):
-    """Opens the service of a run, for as long as the block lasts."""
+    """Opens the service of a run during a block."""
 
     def __call__(self, run: TrainRun) -> AbstractAsyncContextManager[ModelService]:
         """Return the context manager."""
@@ -48,13 +48,13 @@ class OpenService(Protocol):
 
 @dataclass(frozen=True)
 class TinkerService:
-    """The Tinker service, or a server at ``base_url`` that somebody else runs."""
+    """The Tinker service, or an external server at ``base_url``."""
 
     model_name: str
     base_url: str | None
 
     async def export(self, checkpoint: "CheckpointRecord", folder: Path) -> None:
-        """Download the training weights: of Tinker's two ways, the SDK still has this one.
+        """Download the training weights.
 
         Raises:
             UsageError: The download failed.
@@ -71,10 +71,10 @@ class TinkerService:
 
 @contextlib.asynccontextmanager
 async def tinker_service(run: TrainRun) -> AsyncGenerator[ModelService]:
-    """Yield the Tinker service of a run; nothing is started. A server at ``base_url`` that goes away cancels the block.
+    """Yield the Tinker service of a run, without starting anything.
 
     Raises:
-        ServiceLostError: The server stopped answering while the block ran.
+        ServiceLostError: The server at ``base_url`` stopped answering, which cancels the block.
     """
     assert run.config.model_name is not None, "a prepared run of this backend names its model"
     service = TinkerService(run.config.model_name, run.config.base_url)

@@ -1,4 +1,4 @@
-"""How far the weights that sampled a batch are behind those that are trained on it, in tokens."""
+"""Metrics of how many steps a batch's tokens are behind the weights that are trained on them."""
 
 import contextlib
 from collections import Counter
@@ -10,9 +10,9 @@ from harbor_gym._runtime.imports import replaced_names
 
 @contextlib.contextmanager
 def token_staleness() -> Generator[None]:
-    """Have the cookbook's loop report :func:`tokens_behind` of each batch that may have been sampled by older weights.
+    """Make the cookbook's loop report :func:`tokens_behind` for each batch during the block.
 
-    Those are the batches of ``async_config`` and of ``stream_minibatch_config``; no other has such tokens.
+    This concerns ``async_config`` and ``stream_minibatch_config``; other batches have no older tokens.
     """
     from tinker_cookbook.rl import train
 
@@ -44,10 +44,10 @@ def token_staleness() -> Generator[None]:
 
 
 def tokens_behind(groups: Iterable[Any], i_batch: int) -> dict[str, int]:
-    """Return ``rollout/tokens_N_behind``: how many sampled tokens of a batch are from weights N steps older than it.
+    """Return ``rollout/tokens_N_behind``: the number of a batch's sampled tokens whose weights are N steps older.
 
     Args:
-        groups: The cookbook's ``WrappedTrajectoryGroup`` s. One client samples all of a group, so a group has one step.
+        groups: The cookbook's ``WrappedTrajectoryGroup`` s, each sampled by one client and so at one step.
         i_batch: The step that trains on them.
     """
     counts = Counter[int]()
