@@ -97,6 +97,7 @@ def two_nodes(folder: Path) -> Generator[Nodes]:
     # The paths of Ray's sockets must be short.
     session = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     head: dict[str, Any] = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    head["dashboard_port"] = None  # a port of its own: Ray leaves a socket open where another Ray has the usual one
     cluster = Cluster()
     nodes = Nodes(cluster, folder)
     try:
