@@ -105,7 +105,7 @@ def test_what_is_under_way_at_the_end_closes_its_sandboxes(nodes: Nodes, tmp_pat
 
 
 def test_what_is_under_way_unwinds_by_itself(nodes: Nodes, tmp_path: Path) -> None:
-    with executor(tmp_path / "run") as pool:
+    with executor(tmp_path / "run", max_workers=1) as pool:
         pool.submit(wait_and_note, tmp_path)
         wait_until((tmp_path / "began").exists, limit_sec=START_SEC)
         pool.shutdown(cancel_futures=True)
@@ -114,7 +114,7 @@ def test_what_is_under_way_unwinds_by_itself(nodes: Nodes, tmp_path: Path) -> No
 
 def test_a_call_that_kills_its_workers_fails_in_the_end(nodes: Nodes, tmp_path: Path) -> None:
     config = fake_config(tmp_path / "task", sandbox=f"{__name__}:KillsItsWorker")
-    with executor(tmp_path / "run", max_attempts=2) as pool:
+    with executor(tmp_path / "run", max_workers=1, max_attempts=2) as pool:
         future = pool.submit(play_group, config, "group_0", tmp_path / "run", 1)
         with pytest.raises(SandboxLostError, match="lost its worker 2 times"):
             future.result(timeout=120)
