@@ -1,7 +1,6 @@
 """Harbor tasks as reinforcement-learning environments.
 
-Importing this package registers ``HarborTerminal-v0`` with Gymnasium. Whatever else a name needs is imported when the
-name is first used.
+Importing this package registers ``HarborTerminal-v0`` with Gymnasium. Every public name is imported at its first use.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from harbor_gym._runtime.interrupts import end_at_interrupt_of_module
 
 end_at_interrupt_of_module("harbor_gym")
 
-from harbor_gym._runtime.imports import lazy_names  # noqa: E402  # what takes long to import comes after it
+from harbor_gym._runtime.imports import lazy_names  # noqa: E402  # slow imports come after the interrupt's handler
 from harbor_gym.adapters.gymnasium.registration import register  # noqa: E402
 
 __version__ = "0.1.0"

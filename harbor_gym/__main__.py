@@ -6,7 +6,7 @@ from harbor_gym._runtime.interrupts import end_now
 
 try:
     from harbor_gym.cli.entry import main
-except ModuleNotFoundError:  # a wheel has it under this name alone, see pyproject.toml
+except ModuleNotFoundError:  # a wheel has the module under this name only, see pyproject.toml
     from harbor_gym_console import main
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The environment: order of calls, budgets, outcomes. The terminal and the trial are other packages' work."""
+"""The environment: the order of calls, budgets and outcomes; ``terminal`` and ``episode`` do the rest."""
 
 import asyncio
 import copy
@@ -47,7 +47,7 @@ _POLICYS_END = (EndReason.COMPLETED, EndReason.NO_TOOL_CALL)
 
 @dataclass
 class _Running:
-    """What lives one episode."""
+    """The state of one episode."""
 
     prepared: PreparedEpisode
     """The trial, with the phase that it is in and its terminal."""
@@ -62,15 +62,15 @@ class _Running:
     start_info: EpisodeInfo = field(default_factory=lambda: EpisodeInfo(turn=0, metrics={}))
     turns: list[Turn] = field(default_factory=list[Turn])
     shown: str = ""
-    """What the policy was shown last."""
+    """The last observation that the policy was shown."""
 
     task_digest: str = ""
     fork_mode: str | None = None
     tool_metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """The calls of MCP servers' tools so far, where the episode has any to call."""
+    """Counts of the calls of MCP servers' tools so far; empty where the episode has no such tools."""
 
     beside_turns: str | None = None
-    """The call that changed the episode and is no turn: no replay repeats it."""
+    """The name of a method that changed the episode without taking a turn, which no replay repeats."""
 
 
 class _State(StrEnum):
@@ -92,7 +92,7 @@ class AsyncTerminalGymEnv:
 
     Args:
         config: The task, the sandbox and the budgets.
-        pool: Take sandboxes from this pool, which its maker closes. None starts one at each ``reset``.
+        pool: Take sandboxes from this pool, which the caller closes. None starts one at each ``reset``.
 
     Example::
 
@@ -115,7 +115,7 @@ class AsyncTerminalGymEnv:
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._copied: tuple[str, ResetInfo] | None = None
-        """What ``reset`` returns of a copy in which nothing was done yet."""
+        """The result of ``reset`` for a copy in which nothing was done yet."""
 
         self.screen: Screen | None = None
         """The screen after the last turn, where the configuration sets ``capture_screen``; it outlives the episode."""
@@ -141,12 +141,13 @@ class AsyncTerminalGymEnv:
 
         Args:
             seed: Accepted for Gymnasium's sake. A sandbox has no seed: tasks that vary do so by themselves.
-            options: Accepted for Gymnasium's sake; none are known, so anything but None or empty is refused.
+            options: Accepted for Gymnasium's sake; there are no options, so anything but None or empty is refused.
 
         Returns:
             The terminal's text, and ``info`` with the task's ``instruction``.
 
         Raises:
+            UsageError: A call is running, the environment is closed, or the options or the event loop can't be used.
             TaskError: The task directory is missing something, is malformed, or can't run on this sandbox.
             MissingDependencyError: The sandbox type needs a program, a package or a key that isn't there.
             SandboxError: The sandbox could not be built or started.
@@ -154,7 +155,7 @@ class AsyncTerminalGymEnv:
             ForkDivergedError: The replay shows another screen than the episode of ``start_from`` did.
         """
         if options:
-            raise UsageError(f"reset knows no options, got {', '.join(sorted(options))}")
+            raise UsageError(f"reset takes no options, got {', '.join(sorted(options))}")
         self._require(_State.IDLE, _State.READY, _State.DONE, _State.FAILED, doing="reset")
         self._require_loop(doing="reset")
         copied, self._copied = self._copied, None
@@ -201,11 +202,11 @@ class AsyncTerminalGymEnv:
         return await self._transition("step", play)
 
     async def snapshot(self) -> Snapshot:
-        """Return what was done and seen in the running episode so far, to begin others there.
+        """Return the actions and observations of the running episode so far, from which other episodes can begin.
 
         Raises:
-            UsageError: There is no running episode, a call is running, or ``exec`` or ``finish`` did something in it
-                that is no turn.
+            UsageError: There is no running episode, a call is running, or ``exec`` or ``finish`` was called in it,
+                which no replay repeats.
         """
         self._require(_State.READY, doing="snapshot")
         running = self._episode_at_hand
@@ -262,12 +263,12 @@ class AsyncTerminalGymEnv:
     async def exec(self, command: str, *, timeout_sec: float) -> "SideResult":
         """Run shell text in the sandbox as the policy's user, beside its terminal.
 
-        For adapters with tools that type nothing. The call is not a turn, and recordings do not have it; its time
-        counts for the episode's time limit, which the next ``step`` enforces.
+        For adapters with tools that type nothing. The call is not a turn, and recordings omit it; its time counts
+        toward the episode's time limit, which the next ``step`` enforces.
 
         Args:
             command: Text for a shell, up to 128 KiB.
-            timeout_sec: Longest run in seconds; what does not end by then has no ``return_code``.
+            timeout_sec: Longest run in seconds; a command that runs longer has no ``return_code`` and no output.
 
         Raises:
             UsageError: There is no running episode.
@@ -290,7 +291,7 @@ class AsyncTerminalGymEnv:
         return result
 
     async def close(self) -> None:
-        """Stop the sandbox and remove everything that was not asked to be kept. Idempotent, at any time.
+        """Stop the sandbox and remove everything that the configuration does not keep. Idempotent, at any time.
 
         Raises:
             SandboxTimeoutError: The sandbox did not stop in the time that the configuration allows.
@@ -356,7 +357,7 @@ class AsyncTerminalGymEnv:
     async def _replay(
         self, running: _Running, snapshot: Snapshot, screen: str, info: ResetInfo
     ) -> tuple[str, ResetInfo]:
-        """Take a snapshot's turns in the fresh sandbox; return what its episode's last one returned."""
+        """Repeat a snapshot's turns in the fresh sandbox; return the last one's observation and info."""
         started, running.fork_mode = time.monotonic(), REPLAY
         if running.seed is None:
             running.seed = snapshot.seed
@@ -378,9 +379,9 @@ class AsyncTerminalGymEnv:
         return screen, info
 
     async def _prepare(self) -> tuple[_Running, dict[str, float]]:
-        """Return an episode with its terminal open, and metrics of where it came from."""
+        """Return an episode with its terminal open, and the pool's metrics, if it came from one."""
         if self._pool is None:
-            # Known here before it starts, so that a close() meanwhile can stop it.
+            # Stored before it starts, so that a concurrent close() can stop it.
             running = self._running = self._run(PreparedEpisode(self.config))
             await running.prepared.prepare()
             return running, {}
@@ -426,7 +427,7 @@ class AsyncTerminalGymEnv:
         return info
 
     async def _step(self, parsed: ParsedAction, message: str, *, spent_sec: float | None = None) -> StepResult:
-        """Take one turn; in a replay, as if it had taken so many seconds."""
+        """Take one turn; in a replay it counts as ``spent_sec`` seconds."""
         running, budgets, language = self._episode_at_hand, self._budgets, self.config.action_format
         budgets.turns += 1
         info = EpisodeInfo(turn=budgets.turns, parse_error=parsed.error, metrics={})
@@ -488,7 +489,7 @@ class AsyncTerminalGymEnv:
         return turn
 
     async def truncate(self, reason: EndReason) -> StepResult:
-        """End the episode for a reason that only the caller sees, and have it verified.
+        """End the episode for a reason that only the caller knows, and verify it.
 
         For adapters: a sampled message hit its token limit, or the next observation would not fit the context.
 
@@ -507,10 +508,10 @@ class AsyncTerminalGymEnv:
         return await self._end(reason, is_last=True, doing="truncate")
 
     async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
-        """End the policy's work because the caller's loop saw it end, and have it verified.
+        """End the policy's work because the caller's loop saw it end, and verify it.
 
-        For adapters of frameworks that own the loop: the policy stopped calling tools, or called one of the
-        framework's that ends the episode. No confirmation is asked for. In a multi-step task the next step opens, as
+        For adapters of frameworks that own the loop: the policy stopped calling tools, or called a tool of the
+        framework that ends the episode. No confirmation is asked for. In a multi-step task the next step opens, as
         after ``task_complete``.
 
         Args:
@@ -520,13 +521,11 @@ class AsyncTerminalGymEnv:
             As ``step``; the observation is empty unless a next step opened.
 
         Raises:
-            UsageError: There is no running episode, or the reason isn't one of the policy's.
+            UsageError: There is no running episode, or the reason is another one.
             SandboxError, TerminalError, VerifierError: As for ``step``.
         """
         if reason not in _POLICYS_END:
-            raise UsageError(
-                f"{reason.value} is no end that a policy brings about; finish takes completed, no_tool_call"
-            )
+            raise UsageError(f"finish takes completed or no_tool_call, got {reason.value}")
         return await self._end(reason, is_last=False, doing="finish")
 
     async def _end(self, reason: EndReason, *, is_last: bool, doing: str) -> StepResult:
@@ -538,7 +537,7 @@ class AsyncTerminalGymEnv:
         return await self._transition(doing, end)
 
     async def _transition(self, doing: str, work: Callable[[], Awaitable[StepResult]]) -> StepResult:
-        """Run one transition of a running episode; where it fails, the episode is over."""
+        """Run one transition of a running episode; a failure ends the episode."""
         self._require(_State.READY, doing=doing)
         self._require_loop(doing=doing)
         self._state, self._copied = _State.STEPPING, None
@@ -552,7 +551,7 @@ class AsyncTerminalGymEnv:
         return result
 
     async def _end_phase(self, reason: EndReason, observation: str, info: EpisodeInfo, *, is_last: bool) -> StepResult:
-        """Run the verifier on what the policy left; continue with a multi-step task's next step if there is one."""
+        """Verify the policy's work; continue with a multi-step task's next step if there is one."""
         running = self._episode_at_hand
         episode, terminal, account = running.prepared.episode, running.prepared.terminal, running.account
         await running.prepared.leave_phase()
@@ -608,12 +607,12 @@ class AsyncTerminalGymEnv:
         return episode.task_keeps_processes if keep is None else keep
 
     async def _explain(self, error: BaseException) -> None:
-        """Put what the trial has left on an infrastructure failure, while it is still there."""
+        """Attach the trial's diagnostics to an infrastructure failure before they are removed."""
         if isinstance(error, HarborGymError) and error.is_infrastructure and self._running is not None:
             await self._running.prepared.episode.explain(error)
 
     def _recording_path(self, episode: "Episode") -> Path | None:
-        # Not into the trial's agent folder: a sandbox may mount that, and the policy could turn the file into a link.
+        # Not in the trial's agent folder: a sandbox may mount that, and the policy could turn the file into a link.
         kept = episode.trial_dir / "recording.cast" if self.config.trials_dir and episode.trial_dir else None
         return self.config.recording_path or kept
 
@@ -641,7 +640,7 @@ class AsyncTerminalGymEnv:
         info["metrics"]["time/step_sec"] = turn.duration_sec
 
     def _declared_complete(self, running: _Running) -> EndReason | None:
-        """Take note of ``task_complete``: the first asks for confirmation, the second in a row ends."""
+        """Count a ``task_complete``: the first asks for confirmation, the second in a row ends the episode."""
         is_confirmed = running.confirmation_pending or not self.config.confirm_task_complete
         running.confirmation_pending = not is_confirmed
         return EndReason.COMPLETED if is_confirmed else None
@@ -669,14 +668,14 @@ class AsyncTerminalGymEnv:
         loop = self._loop
         if loop is None or loop is asyncio.get_running_loop() or (loop.is_closed() and doing in ("reset", "close")):
             return
-        ended = ", which has ended and the episode with it" if loop.is_closed() else ""
+        ended = ", which was closed, and the episode with it" if loop.is_closed() else ""
         raise UsageError(
             f"{doing} was called on another event loop than reset{ended}. Each asyncio.run makes a loop of its own: "
             'run the whole episode inside one, or use gym.make("HarborTerminal-v0"), which needs none'
         )
 
     def _become(self, state: _State) -> None:
-        # close() may have come in from another task meanwhile, and it has the last word.
+        # Another task may have called close() meanwhile: the environment stays closed.
         if self._state is not _State.CLOSED:
             self._state = state
 
@@ -694,7 +693,7 @@ class AsyncTerminalGymEnv:
             return
         if running.recorder is not None:
             running.recorder.close()
-        # A closed loop has taken the terminal's channel with it, and cancelled the trial, which stops its sandbox.
+        # A closed loop has closed the terminal's channel and cancelled the trial, which stops its sandbox.
         await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())
 
 

@@ -4,12 +4,12 @@ HarborGymError
 ├── UsageError              a call in the wrong order or with a wrong argument
 ├── MissingDependencyError  an optional package or program is not installed
 ├── TaskError               the task directory is wrong
-│   ├── TaskSourceError         where it should come from can't be reached, or has no such task
-│   └── TaskUnsupportedError    it may be fine, but asks for what this sandbox, or a terminal, has not
+│   ├── TaskSourceError         its git repository or registry can't be reached, or has no such task
+│   └── TaskUnsupportedError    it asks for something that this sandbox, or any terminal, does not offer
 ├── SandboxError            the sandbox failed
 │   ├── SandboxStartError       it could not be built or started
 │   │   └── SandboxThrottledError   its provider requires fewer or later starts (rate limit, quota)
-│   ├── SandboxLostError        it went away under a running episode
+│   ├── SandboxLostError        it disappeared during a running episode
 │   │   └── SandboxMemoryError      because the kernel killed it for lack of memory
 │   └── SandboxTimeoutError     it did not answer in time
 ├── TerminalError           the terminal inside the sandbox failed
@@ -17,14 +17,14 @@ HarborGymError
 ├── VerifierError           the verifier gave no verdict (crash, timeout, missing or broken reward file)
 │   └── VerifierOutOfMemoryError  the sandbox's memory limit killed part of it
 ├── SamplerError            the engine that samples the policy's messages failed
-│   └── BudgetSpentError        it grants no further answer: not a failure, the episode ends truncated and is verified
+│   └── BudgetSpentError        its budget ran out: the episode ends truncated and is verified, which is no failure
 │       └── ContextOverflowError    because the prompt does not fit its context window
 ├── ForkDivergedError       the replay of an episode's keystrokes shows another screen than the episode did
 └── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
 
-Everything below SandboxError, TerminalError and VerifierError, SamplerError, ForkDivergedError and AgentFailedError is
-an infrastructure failure: it does not measure the policy and must never become a reward. ``is_infrastructure`` marks
-it; :mod:`harbor_gym.outcomes` has one word for each, and what to do about it.
+SandboxError, TerminalError, VerifierError, SamplerError, ForkDivergedError, AgentFailedError and the errors below them
+are infrastructure failures: they do not measure the policy and must never become a reward. ``is_infrastructure`` marks
+them; :mod:`harbor_gym.outcomes` has a name and a remedy for each.
 """
 
 import re
@@ -34,7 +34,7 @@ from types import MappingProxyType
 from typing import Self, override
 
 _OBEYED = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0 but tabs and line ends, DEL, C1, what changes the direction of writing, and what no terminal's encoding has."""
+"""C0 except tabs and line ends, DEL, C1, Unicode's direction controls, and lone surrogates."""
 
 
 def printable(text: str) -> str:
@@ -50,16 +50,16 @@ def printable(text: str) -> str:
 class HarborGymError(Exception):
     """Base of every error that harbor_gym raises on purpose.
 
-    Its text and its notes may quote what a sandbox printed, and are shown by tracebacks and logs: control characters in
-    them are spelled out.
+    Its text and its notes may quote a sandbox's output, and tracebacks and logs show them: control characters in them
+    are written as escape sequences.
     """
 
     is_infrastructure: bool = False
 
     diagnostics: Mapping[str, str] = MappingProxyType({})
-    """What the trial left, as far as there is any: the ends of ``exception``, ``verifier_output``, ``trial_log``.
+    """The last lines of the trial's ``exception``, ``verifier_output`` and ``trial_log``, as far as they exist.
 
-    It is the raw text, for programs: a sandbox may have put escape sequences into it.
+    The text is raw, for programs: it may contain a sandbox's escape sequences.
     """
 
     trial_dir: Path | None = None
@@ -71,15 +71,15 @@ class HarborGymError(Exception):
 
     @override
     def add_note(self, note: str, /) -> None:
-        """Add a note, with control characters spelled out."""
+        """Add a note, with control characters written as escape sequences."""
         super().add_note(printable(note))
 
     def attach(self, diagnostics: Mapping[str, str], *, trial_dir: Path | None) -> Self:
-        """Put what the trial left on the error, for programs as attributes and for people as notes; survives pickling.
+        """Add a trial's diagnostics to the error, as attributes and as notes; they survive pickling.
 
         Args:
             diagnostics: Text by name.
-            trial_dir: The trial's folder, None where that is going to be removed.
+            trial_dir: The trial's folder; None if it will be removed.
         """
         self.diagnostics, self.trial_dir = dict(diagnostics), trial_dir
         for name, text in diagnostics.items():
@@ -106,11 +106,11 @@ class TaskSourceError(TaskError):
 
 
 class TaskUnsupportedError(TaskError):
-    """The task asks for something that the sandbox, or a terminal, has not. On another sandbox it may well run."""
+    """The task asks for something that this sandbox, or any terminal, does not offer. Another sandbox may run it."""
 
 
 class SandboxError(HarborGymError):
-    """The sandbox failed for a reason that is not the policy's doing."""
+    """The sandbox failed, and the policy did not cause it."""
 
     is_infrastructure = True
 
@@ -120,20 +120,20 @@ class SandboxStartError(SandboxError):
 
 
 class SandboxThrottledError(SandboxStartError):
-    """The sandbox's provider refuses to start more for now: a rate limit or a quota. Later it may be granted."""
+    """The sandbox's provider refuses to start more for now, by a rate limit or a quota. A later start may succeed."""
 
     def __init__(self, message: str, retry_after_sec: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_sec = retry_after_sec
-        """Seconds that the provider asked to wait, where it did."""
+        """Seconds that the provider asked to wait; None if it asked for none."""
 
 
 class SandboxLostError(SandboxError):
-    """The sandbox went away while the episode was running."""
+    """The sandbox disappeared while the episode was running."""
 
 
 class SandboxMemoryError(SandboxLostError):
-    """The sandbox itself, and not only what ran in it, was killed for lack of memory."""
+    """The sandbox itself, and not only a process in it, was killed for lack of memory."""
 
 
 class SandboxTimeoutError(SandboxError):
@@ -141,7 +141,7 @@ class SandboxTimeoutError(SandboxError):
 
 
 class TerminalError(HarborGymError):
-    """The terminal inside the sandbox failed for a reason that is not the policy's doing."""
+    """The terminal inside the sandbox failed, and the policy did not cause it."""
 
     is_infrastructure = True
 
@@ -167,10 +167,10 @@ class SamplerError(HarborGymError):
 
 
 class BudgetSpentError(SamplerError):
-    """The engine grants no further answer: a budget ran out. The episode ends truncated, and is verified."""
+    """The engine gives no further answer because a budget ran out. The episode ends truncated, and is verified."""
 
     reason: str = "max_turns"
-    """Why the episode ends: the word of an :class:`harbor_gym.EndReason` that is a truncation."""
+    """Why the episode ends: the value of an :class:`harbor_gym.EndReason` that is a truncation."""
 
 
 class ContextOverflowError(BudgetSpentError):
@@ -182,7 +182,7 @@ class ContextOverflowError(BudgetSpentError):
 class ForkDivergedError(HarborGymError):
     """The replay of an episode's keystrokes shows another screen than the episode did.
 
-    A command's output varies (a time, a random number, a race), or the sandbox is another one.
+    A command's output varies (a time, a random number, a race), or the sandbox differs.
     """
 
     is_infrastructure = True
@@ -197,7 +197,7 @@ class ForkDivergedError(HarborGymError):
 
 
 class AgentFailedError(HarborGymError):
-    """A foreign agent's program could not be installed, or failed so that nothing was verified, or it reported tokens
+    """A foreign agent's program could not be installed, failed before anything could be verified, or reported tokens
     that can't be trained on."""
 
     is_infrastructure = True

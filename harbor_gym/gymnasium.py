@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harbor_gym.adapters.gymnasium import *  # noqa: F403  # the same names, whatever they are
+    from harbor_gym.adapters.gymnasium import *  # noqa: F403  # an alias of the whole module
 
 
 def __getattr__(name: str) -> Any:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 else:
 
     class ReadOnly:
-        """Lets a type that has more keys required be one with fewer: PEP 705. Pydantic warns of the real one."""
+        """A stand-in at run time, as pydantic warns about the real one, which lets a subtype require keys (PEP 705)."""
 
         def __class_getitem__(cls, item: Any) -> Any:
             return item
 
 
 DEFAULT_SANDBOX = "local"
-"""The sandbox where none is named, in every command and adapter: the one that needs no daemon."""
+"""The default sandbox of every command and adapter: the one that needs no daemon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Command:
     """One batch of keystrokes and how long to wait for its effect."""
 
     keystrokes: str
-    """Text to type, as terminus-json-plain has it: ``"ls\\n"``, or exactly a key name such as ``"C-c"``."""
+    """Text to type, as in terminus-json-plain: ``"ls\\n"``, or exactly a key name such as ``"C-c"``."""
 
     duration_sec: float = 1.0
     """Ceiling on the wait, in seconds. The terminal returns earlier when the command is done."""
 
 
 class ActionFormat(StrEnum):
-    """How a policy's messages are written. Whatever the format, the same commands are behind it."""
+    """How a policy's messages are written. Every format is read into the same commands."""
 
     TERMINUS_JSON = "terminus-json-plain"
     """Terminus-2's JSON, read by Harbor's own parser."""
@@ -56,11 +56,11 @@ class ActionFormat(StrEnum):
     """Calls of a tool ``bash``, as chat models write tool calls."""
 
     KEYSTROKES = "keystrokes"
-    """The whole message is typed as it stands."""
+    """The whole message is typed unchanged."""
 
 
 class EndReason(StrEnum):
-    """Why an episode ended. The same words stand in ``info``, in metrics and in every adapter."""
+    """Why an episode ended. ``info``, metrics and every adapter use the same words."""
 
     COMPLETED = "completed"
     """The policy declared the task complete."""
@@ -78,7 +78,7 @@ class EndReason(StrEnum):
     """The episode's environment time ran out."""
 
     BATCH_DEADLINE = "batch_deadline"
-    """The episode's batch had its deadline (:class:`harbor_gym.stragglers.Stragglers`)."""
+    """The episode's batch reached its deadline (:class:`harbor_gym.stragglers.Stragglers`)."""
 
     STEP_GATE = "step_gate"
     """A multi-step task's further steps stay closed: the step's reward is below its ``min_reward``."""
@@ -88,12 +88,12 @@ class EndReason(StrEnum):
 
     SANDBOX_BROKEN = "sandbox_broken"
     """The policy broke its sandbox so that nothing could be graded any more (no shell, processes that can't be
-    stopped), or tests that load what it made ran out of time or memory there (``ambiguous_failures``). The reward is 0:
+    stopped), or tests that load its files ran out of time or memory there (``ambiguous_failures``). The reward is 0:
     the policy has failed."""
 
     NO_TOOL_CALL = "no_tool_call"
     """The policy answered without a tool call, which the caller's loop takes for the end of its work. The episode is
-    verified as it stands, and is no truncation."""
+    verified, and does not count as truncated."""
 
     PARSE_FAILURES = "parse_failures"
     """Too many messages in a row could not be read as an action."""
@@ -102,12 +102,12 @@ class EndReason(StrEnum):
     """Sandbox, terminal or verifier failed. There is no reward: mask or retry the episode."""
 
     DROPPED = "dropped"
-    """The episode's group had its size without it, or its batch the deadline before the policy's first answer. There is
-    no reward: leave it out."""
+    """The episode's group was complete without it, or its batch reached the deadline before the policy's first answer.
+    There is no reward: leave it out."""
 
     @property
     def is_truncation(self) -> bool:
-        """Return whether a budget of ours cut the episode short."""
+        """Return whether a budget cut the episode short."""
         return self in (
             EndReason.MAX_TURNS,
             EndReason.MAX_TOKENS,
@@ -137,11 +137,11 @@ TrainSegments = Literal["main", "all"]
 class EpisodeInfo(TypedDict, total=False):
     """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent.
 
-    Those that are always there after ``reset`` and at the end are required in :class:`ResetInfo` and :class:`EndInfo`.
+    Keys that are always there after ``reset`` or at the end are required in :class:`ResetInfo` or :class:`EndInfo`.
     """
 
     instruction: ReadOnly[str]
-    """After ``reset``, and when a multi-step task goes on to its next step: what is to be done."""
+    """After ``reset``, and when a multi-step task goes on to its next step: the instruction of the task or step."""
 
     task: str
     """The task's name."""
@@ -150,8 +150,8 @@ class EpisodeInfo(TypedDict, total=False):
     """The sandbox that runs the episode, as ``TerminalEnvConfig.sandbox`` names it."""
 
     setup: str
-    """After ``reset``, where there is a ``setup_command``: ``shared``, it ran once for all sandboxes of its image; or
-    ``each_start``, it ran in this sandbox."""
+    """After ``reset``, where there is a ``setup_command``: ``shared`` if it ran once for all sandboxes of its image,
+    ``each_start`` if it ran in this sandbox."""
 
     turn: Required[int]
     """Calls of ``step`` so far in this episode."""
@@ -166,10 +166,10 @@ class EpisodeInfo(TypedDict, total=False):
     """What ended the wait for each command: ``prompt``, ``fullscreen``, ``tty_read``, ``deadline`` or ``ended``."""
 
     transport: str
-    """How the terminal was reached; ``mcp`` where only tools of MCP servers were called."""
+    """The terminal's transport; ``mcp`` where only tools of MCP servers were called."""
 
     fork_mode: str
-    """In a copy of another episode, after ``reset`` and when done: how it was made, see
+    """In a copy of another episode, after ``reset`` and when done: how the copy was made, see
     :meth:`harbor_gym.AsyncTerminalGymEnv.fork`."""
 
     omitted_bytes: int
@@ -182,38 +182,38 @@ class EpisodeInfo(TypedDict, total=False):
     """When done: why."""
 
     breakage: str
-    """With ``SANDBOX_BROKEN``: what was found, in words. There is no verdict on what was left, which counts as 0."""
+    """With ``SANDBOX_BROKEN``: a sentence on what is broken. There is no verdict, which counts as reward 0."""
 
     truncated: ReadOnly[bool]
-    """When done: whether a budget of ours cut the episode short."""
+    """When done: whether a budget cut the episode short."""
 
     rewards: ReadOnly[dict[str, float]]
-    """When done: every key of the episode's reward as Harbor reports it: what the verifier wrote, of a multi-step task
-    what its own strategy (mean or final) makes of the steps that were graded. Where an episode ends in a middle step,
-    by a budget or by the end of its shell, the steps behind it are graded without an action of the policy."""
+    """When done: every key of the episode's reward as Harbor reports it: the verifier's or, in a multi-step task, the
+    graded steps' combined by the task's strategy (mean or final). Where a budget or the end of its shell ends an
+    episode in a middle step, the later steps are graded without an action of the policy."""
 
     step_rewards: tuple[dict[str, float], ...]
-    """When a step of a multi-step task was graded: what the verifier wrote of each step so far, in order. An empty one
-    is of a step that has no verdict, because the policy broke its sandbox."""
+    """When a step of a multi-step task was graded: the verifier's rewards of each step so far, in order; empty for a
+    step without a verdict, because the policy broke its sandbox."""
 
     verifier_output: str
-    """When graded, and the verifier printed something: the end of it."""
+    """When graded, and the verifier printed something: the end of its output."""
 
     verifier_files: dict[str, int]
     """When graded: the files in the verifier's folder, path → size in bytes."""
 
     episode_reward: ReadOnly[float]
-    """When done: the scalar of ``rewards``, to which the rewards of the episode's transitions sum."""
+    """When done: the scalar made of ``rewards``; the rewards of the episode's transitions sum to it."""
 
     missing_protections: tuple[str, ...]
-    """When done: what the sandbox could not give to the grading, one sentence each; empty is as it should be."""
+    """When done: the protections of the grading that the sandbox lacked, one sentence each; empty if it has all."""
 
     skills_dir: str
     """Where the task declares one: the sandbox's directory of skills. ``instruction`` lists them."""
 
     mcp_servers: tuple[dict[str, Any], ...]
-    """Where the task declares any: its MCP servers, as ``task.toml`` has them. ``instruction`` has them, or their
-    tools."""
+    """Where the task declares any: its MCP servers as in ``task.toml``, without headers. ``instruction`` lists them or
+    their tools."""
 
     trial_dir: Path | None
     """When done: the trial's folder if it is kept, else None."""
@@ -222,41 +222,42 @@ class EpisodeInfo(TypedDict, total=False):
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
     ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``time/replay_sec`` (of a copy),
     ``mcp/calls`` and ``mcp/failed`` (calls of MCP servers' tools in the episode, where it has such tools),
-    ``stopped_processes`` (the policy's that ran on and were stopped before grading), ``oom_kills`` (where the sandbox
-    reports it); with a warm pool ``pool/hit`` and ``pool/wait_sec``."""
+    ``stopped_processes`` (the policy's processes that were stopped before grading), ``oom_kills`` (where the sandbox
+    reports it), ``zero_reward_on_limit`` (1 where that setting applied); with a warm pool ``pool/hit`` and
+    ``pool/wait_sec``."""
 
 
 class ResetInfo(EpisodeInfo, total=False):
     """The ``info`` that ``reset`` returns; see :class:`EpisodeInfo`."""
 
     instruction: ReadOnly[Required[str]]
-    """What is to be done."""
+    """The task's instruction."""
 
 
 class EndInfo(EpisodeInfo, total=False):
     """The ``info`` of an episode that is over; see :class:`EpisodeInfo`."""
 
     end_reason: ReadOnly[Required[EndReason]]
-    """Why."""
+    """Why the episode ended."""
 
     truncated: ReadOnly[Required[bool]]
-    """Whether a budget of ours cut the episode short."""
+    """Whether a budget cut the episode short."""
 
     rewards: ReadOnly[Required[dict[str, float]]]
     """Every key of the episode's reward as Harbor reports it."""
 
     episode_reward: ReadOnly[Required[float]]
-    """The scalar of ``rewards``, to which the rewards of the episode's transitions sum."""
+    """The scalar made of ``rewards``; the rewards of the episode's transitions sum to it."""
 
 
 class StepResult(NamedTuple):
-    """What one ``step`` of :class:`harbor_gym.AsyncTerminalGymEnv` returns."""
+    """The result of one ``step`` of :class:`harbor_gym.AsyncTerminalGymEnv`."""
 
     observation: str
     """Terminal text, or why the action could not be read."""
 
     reward: float
-    """What this transition is paid. The transitions of an episode sum to its reward."""
+    """Reward of this transition. The transitions of an episode sum to its reward."""
 
     done: bool
     """Whether the episode is over."""
@@ -266,13 +267,13 @@ class StepResult(NamedTuple):
 
     @property
     def end(self) -> EndInfo:
-        """``info`` where ``done``: what is always there at the end is required.
+        """``info`` typed as that of a finished episode, in which more keys are required.
 
         Raises:
             UsageError: The episode is not over.
         """
         if not self.done:
-            raise UsageError("the episode is not over: how it ended is known when done is true")
+            raise UsageError("the episode is not over: read its end when done is true")
         return cast("EndInfo", self.info)
 
 
@@ -297,13 +298,13 @@ class ChatCodec(Protocol):
         ...
 
     def next_turn(self, sampled: Sequence[int], message: str) -> list[int]:
-        """Return the tokens that follow ``sampled``: what is missing of its end, ``message`` as the user's, and the
-        opening of the next answer.
+        """Return the tokens that follow ``sampled``: the rest of its end-of-message marks, ``message`` as the user's,
+        and the opening of the next answer.
         """
         ...
 
     def text(self, sampled: Sequence[int]) -> str:
-        """Return the answer that ``sampled`` holds, without thinking and end-of-message marks."""
+        """Return the answer in ``sampled`` as text, without thinking and end-of-message marks."""
         ...
 
 
@@ -321,7 +322,7 @@ class Sample:
     """Why sampling stopped."""
 
     version: int | None = None
-    """Version of the weights that sampled it, counted in steps of training; None where the sampler does not tell."""
+    """Version of the weights that sampled it, in training steps; None where the sampler does not report it."""
 
 
 Sampler = Callable[[Sequence[int]], Awaitable[Sample]]
@@ -330,10 +331,10 @@ Sampler = Callable[[Sequence[int]], Awaitable[Sample]]
 
 @dataclass(frozen=True)
 class TokenStep:
-    """What one sampled message led to."""
+    """The result of one sampled message."""
 
     observation: list[int]
-    """The next prompt, whole. It begins with the last prompt and the sampled tokens. Empty when done."""
+    """Token ids of the whole next prompt, which begins with the last prompt and the sampled tokens; empty when done."""
 
     reward: float
     """Reward of this step."""
@@ -350,13 +351,13 @@ class Turn:
     """One turn as text, for transcripts."""
 
     observation: str
-    """What the model was newly shown before it answered."""
+    """The text that was new to the model before it answered."""
 
     action: str
-    """What it answered."""
+    """The model's answer."""
 
     info: EpisodeInfo
-    """The outcome."""
+    """The environment's info of this turn."""
 
     reward: float
     """The reward of this turn."""
@@ -377,7 +378,7 @@ class Turn:
     """Seconds from showing the observation to receiving the answer."""
 
     commands: Sequence[Command] | None = None
-    """Where ``step`` was given commands instead of a message: these."""
+    """The commands, where ``step`` was given these instead of a message."""
 
 
 # -- rollouts --------------------------------------------------------------------------------------------------------
@@ -385,13 +386,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class TokenTransition:
-    """One prompt and what was sampled for it."""
+    """One prompt and the message sampled for it."""
 
     prompt: Sequence[int]
     """The whole prompt, token ids."""
 
     sample: Sample
-    """What the policy sampled for it."""
+    """The message that the policy sampled for it."""
 
     reward: float
     """The reward of this turn."""
@@ -401,13 +402,13 @@ class TokenTransition:
 
 
 class TokenRole(IntEnum):
-    """What a token of a training sequence is to the policy."""
+    """The role of a token in a training sequence."""
 
     PROMPT = 0
     """It was shown before the first sampled token."""
 
     OBSERVATION = 1
-    """It was shown after that."""
+    """It was shown after the first sampled token."""
 
     SAMPLED = 2
     """The policy sampled it."""
@@ -418,17 +419,17 @@ class SampledSpan:
     """The tokens of one call of the model in a training sequence."""
 
     start: int
-    """Place of the first one in ``completion``."""
+    """Index of the first token in ``completion``."""
 
     end: int
-    """Place behind the last one."""
+    """Index after the last token."""
 
     call: int = field(default=0, compare=False)
     """Index of the model's call, from 0: an episode's turn, or a session's answered call."""
 
     agent: int = field(default=0, compare=False)
-    """Whose call it was: 0 is the agent's own conversation, from 1 on are its sub-agents and side calls, numbered in
-    the order of their first calls."""
+    """The conversation that made the call: 0 is the agent's own, 1 and up are its sub-agents and side calls, numbered
+    in the order of their first calls."""
 
     version: int | None = field(default=None, compare=False)
     """Version of the weights that sampled them, as :attr:`Sample.version`."""
@@ -445,7 +446,7 @@ class TokenSequence:
     """The first prompt, token ids."""
 
     completion: list[int]
-    """Everything behind it: sampled tokens, and what each further prompt adds."""
+    """Token ids after the prompt: sampled tokens, and those that each further prompt adds."""
 
     spans: tuple[SampledSpan, ...]
     """Where the sampled tokens are, in order. A token is sampled in one sequence only: where a conversation forks, the
@@ -456,7 +457,7 @@ class TokenSequence:
 
     @property
     def token_ids(self) -> list[int]:
-        """The prompt and what is behind it."""
+        """The prompt and the completion."""
         return [*self.prompt, *self.completion]
 
     @property
@@ -472,11 +473,11 @@ class TokenSequence:
 
     @property
     def calls(self) -> tuple[int, ...]:
-        """Indices of the model's calls whose samples are in it."""
+        """Indices of the model's calls whose samples are in the sequence."""
         return tuple(span.call for span in self.spans)
 
     def filled(self, token: int) -> Self:
-        """Return the sequence without empty parts, for trainers that take none: ``token`` stands in them, untrained."""
+        """Return the sequence with ``token``, untrained, in place of an empty completion, which trainers may refuse."""
         if self.completion:
             return self
         return replace(self, prompt=self.prompt or [token], completion=[token], spans=(), logprobs=[0.0])
@@ -485,8 +486,8 @@ class TokenSequence:
         """Return the sequence with fewer tokens to train.
 
         Args:
-            older_than: Train no token that an older version of the weights sampled; one of an unknown version stays as
-                it is. None trains none at all.
+            older_than: Train no token that an older version of the weights sampled; tokens of an unknown version stay
+                as they are. None trains no token at all.
         """
 
         def is_trained(span: SampledSpan) -> bool:
@@ -521,11 +522,11 @@ class Transcript:
     """Reward and info of an end that followed no answer: the next prompt did not fit."""
 
     tokens: Sequence[int] | None = None
-    """The last prompt, token ids, where a policy in tokens played. The one of each turn is its beginning."""
+    """Token ids of the last prompt, where a token policy played. Each turn's prompt is a prefix of it."""
 
     @property
     def reward(self) -> float:
-        """What the episode's transitions were paid, in all."""
+        """The sum of the transitions' rewards."""
         return math.fsum([*(turn.reward for turn in self.turns), self.cut[0] if self.cut is not None else 0.0])
 
     @property
@@ -537,7 +538,7 @@ class Transcript:
 
     @property
     def infos(self) -> list[EpisodeInfo]:
-        """What the environment reported: at the start, with each turn, and at an end that followed no answer."""
+        """Every info: that of the start, of each turn, and of an end that followed no answer."""
         start = [] if self.start_info is None else [self.start_info]
         return [*start, *(turn.info for turn in self.turns), *([] if self.cut is None else [self.cut[1]])]
 
@@ -550,21 +551,21 @@ class Rollout:
     """Why the episode ended."""
 
     reward: float | None
-    """The episode's reward; None without a verdict. Leave such a rollout out of training: it is no 0."""
+    """The episode's reward; None without a verdict, which is not 0: leave such a rollout out of training."""
 
     error: HarborGymError | None = None
     """Why there is no reward."""
 
     transitions: Sequence[TokenTransition] = ()
-    """Of our own loop in tokens, one per turn. Each prompt begins with the last prompt and its sample."""
+    """From :func:`harbor_gym.run_episode`: one per turn. Each prompt begins with the last prompt and its sample."""
 
     segments: Sequence[TokenSequence] = ()
-    """Of :class:`harbor_gym.adapters.harbor.RolloutInterface`: every training sequence of the policy. One, unless a
-    prompt did not extend the last one token by token, or side calls are trained. :func:`harbor_gym.flatten` makes one
-    of ``transitions``."""
+    """From :class:`harbor_gym.adapters.harbor.RolloutInterface`: the policy's training sequences; one, unless a prompt
+    did not extend the last one token by token, or side calls are trained. :func:`harbor_gym.flatten` makes one of
+    ``transitions``."""
 
     messages: Sequence[dict[str, Any]] = ()
-    """Of a chat: all of it, with the last answer."""
+    """From a chat policy: the whole chat, with the last answer."""
 
     transcript: Transcript = field(default_factory=Transcript)
     """The episode as text."""
@@ -576,10 +577,10 @@ class Rollout:
     """Every key of the episode's reward, see :class:`EpisodeInfo`. Empty without a verdict."""
 
     step_rewards: Sequence[Mapping[str, float]] = ()
-    """Of a multi-step task, what the verifier wrote of each step."""
+    """In a multi-step task, the verifier's rewards of each step."""
 
     missing_protections: Sequence[str] = ()
-    """What the sandbox could not give to the grading, one sentence each; empty is as it should be."""
+    """The protections of the grading that the sandbox lacked, one sentence each; empty if it has all."""
 
     failed_attempts: Sequence[HarborGymError] = ()
     """Errors of earlier attempts, which ran again in a fresh sandbox."""
@@ -588,7 +589,7 @@ class Rollout:
     """Name of the task's directory, where the player was given several tasks."""
 
     trial_name: str = ""
-    """Name of the trial; unlike that of any other rollout."""
+    """Name of the trial, unique among rollouts."""
 
     trial_dir: Path | None = None
     """The trial's folder, if it is kept."""
@@ -598,9 +599,9 @@ class Rollout:
         """Return an episode that was verified.
 
         Args:
-            info: The environment's of the end.
-            reward: The episode's.
-            fields: The further ones.
+            info: The environment's info of the last transition.
+            reward: The episode's reward.
+            fields: Further fields of the rollout.
         """
         return cls(
             end_reason=info.get("end_reason", EndReason.COMPLETED),
@@ -630,6 +631,6 @@ class Rollout:
 
     @property
     def main(self) -> TokenSequence:
-        """The segment of the agent's own with the most sampled tokens; an empty one where nothing was sampled."""
+        """The agent's own segment with the most trained tokens; an empty one where there is none."""
         own = [segment for segment in self.segments if not any(span.agent for span in segment.spans)]
         return max(own, key=lambda segment: sum(segment.mask), default=TokenSequence([], [], (), []))

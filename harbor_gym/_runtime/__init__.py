@@ -1,1 +1,1 @@
-"""General utilities without knowledge of the field: processes, locks, owners, caches, a background event loop."""
+"""General utilities, independent of environments: processes, locks, owners, caches, a background event loop."""

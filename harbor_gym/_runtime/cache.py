@@ -1,4 +1,4 @@
-"""The cache of built files: its place, the locks between processes, and the removal of its entries."""
+"""The cache of built files: its folder, the locks between processes, and the removal of its entries."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from harbor_gym.errors import UsageError
 
 _LOCK_POLL_SEC = 0.05
 _USED = ".used"
-"""In an entry's directory: users hold it locked, shared; its time is the last use."""
+"""File in an entry's directory: users hold a shared lock on it; its modification time is the last use."""
 
 _REMOVED = ".removed-"
 _BASE_LOCKS = ("base-import", "docker-import")
-"""The locks of a reader of a base."""
+"""The locks that readers of a base hold."""
 LAYERS_LOCK = "layers"
-"""The lock of a writer of layers, until an image's record names them: a layer that no record names may be removed."""
+"""Writers of layers hold this lock until an image's record names them: layers that no record names may be removed."""
 
 
 def cache_dir() -> Path:
@@ -41,10 +41,10 @@ def cache_dir() -> Path:
 
 
 def require_cache() -> None:
-    """Raise where nothing can be kept in the cache directory; a full disk is not looked for.
+    """Check that the cache directory can be written to; a full disk is not noticed.
 
     Raises:
-        UsageError: It can't be made, or not be written to.
+        UsageError: It can't be made or written to.
     """
     if not os.access(path := cache_dir(), os.W_OK | os.X_OK):
         raise _unusable(path, "it can't be written to")
@@ -77,15 +77,15 @@ def _made(path: Path) -> Path:
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------
-# flock, not filelock: its shared lock is an SQLite database, which is of no use after a fork (as sandboxes' supervisors
-# are forked), and which can't lie in the directory that it holds and be renamed with it.
+# flock, not filelock: its shared lock is an SQLite database, which breaks after a fork (sandboxes' supervisors are
+# forked), and which can't lie in the directory that it locks and be renamed with it.
 
 
 @contextlib.asynccontextmanager
 async def locked(name: str) -> AsyncGenerator[None]:
     """Hold the cache's lock ``name`` against every task and process that shares the cache directory.
 
-    The lock goes with its holder, even one that is killed. Waiting is polled, so it can be cancelled.
+    The lock ends with its holder, even a killed one. Waiting is polled, so it can be cancelled.
     """
     handle = _open_lock(name)
     try:
@@ -102,7 +102,7 @@ async def locked(name: str) -> AsyncGenerator[None]:
 
 @contextlib.contextmanager
 def _locked_at_once(name: str) -> Generator[bool]:
-    """Hold the lock ``name`` if nobody does; yields whether it is held."""
+    """Hold the lock ``name`` if it is free; yield whether it was."""
     handle = _open_lock(name)
     try:
         yield _flock(handle, fcntl.LOCK_EX)
@@ -125,7 +125,7 @@ def _flock(handle: int, operation: int) -> bool:
 
 
 class Hold:
-    """Keeps one entry from being pruned until it is released, or until its process is gone."""
+    """A lock that keeps one entry from being pruned until it is released, or its process ends."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -138,9 +138,9 @@ class Hold:
 
 
 def hold(directory: Path) -> Hold | None:
-    """Keep the entry in ``directory`` from being pruned, and note its use; None if it is gone or going.
+    """Keep the entry in ``directory`` from being pruned, and note its use; None if it is removed or being removed.
 
-    Look for what is needed in it only afterwards.
+    Read the entry's files only afterwards.
     """
     try:
         handle = os.open(directory / _USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -153,36 +153,36 @@ def hold(directory: Path) -> Hold | None:
     return Hold(handle)
 
 
-# --- what there is ---------------------------------------------------------------------------------------------------
+# --- entries ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One thing in the cache."""
+    """One entry of the cache."""
 
     kind: str
-    """``image`` (a task's root file system), ``layer`` (what several images stand on), ``base`` (made from packages),
-    or another folder's name."""
+    """``image`` (a task's root file system), ``layer`` (shared by several images), ``base`` (made from packages), or
+    the name of another folder."""
 
     path: Path
     what: str
-    """What it was made for, as far as it is known."""
+    """What the entry was made for; empty if unknown."""
 
     size_bytes: int
-    """Space on disk; of an image what it shares with no other."""
+    """Space on disk; for an image without the layers that it shares."""
 
     last_used: float
     """Seconds since the epoch."""
 
     in_use: bool
-    """Whether a running process holds it; False where nobody takes note of that."""
+    """Whether a running process holds it; False for kinds whose use is not tracked."""
 
     can_be_pruned: bool
-    """Whether :func:`prune` takes it: what notes its users is, when it has none. A layer goes with its last image."""
+    """Whether :func:`prune` removes it when it is unused. A layer is removed with its last image."""
 
 
 def entries() -> list[CacheEntry]:
-    """Return everything in the cache, the least recently used first. Reads every file's size: seconds for gigabytes."""
+    """Return all entries, the least recently used first. Reads every file's size: seconds for gigabytes."""
     home = cache_dir()
     users = _layer_users()
     sizes = {path.name: _measure(path) for path in _children(layers_dir())}
@@ -205,14 +205,14 @@ def entries() -> list[CacheEntry]:
 
 
 def layers_dir() -> Path:
-    """Return where layers are kept: directories of which any number of images stand on one, named by content."""
+    """Return the folder of layers: directories named by content, each shared by any number of images."""
     path = cache_dir() / "layers"
     path.mkdir(exist_ok=True)
     return path
 
 
 def _layer_users() -> Counter[str]:
-    """Return how many images stand on each layer, those included that were replaced and may still be in use."""
+    """Return how many images use each layer, including replaced images that may still run."""
     return Counter(name for home in _children(cache_dir() / "images") for name in _layers_of(home))
 
 
@@ -221,23 +221,23 @@ def _layers_of(home: Path) -> set[str]:
 
 
 def count_entries(layers: Iterable[str]) -> dict[str, int]:
-    """Return how many names each layer has at its top, to be written into an image's record (``entries``)."""
+    """Return the number of names at the top of each layer, for an image's record (``entries``)."""
     return {name: len(os.listdir(layers_dir() / name)) for name in layers}  # noqa: PTH208  # names are counted
 
 
 def is_whole(home: Path, layers: Iterable[str], entries: Mapping[str, int]) -> bool:
-    """Return whether an image's record and layers are there, none of them emptied or without a name at its top.
+    """Return whether an image's record and layers exist, and no layer lost a name at its top.
 
     Args:
-        home: Where its record is, which is not read.
-        layers: Their names.
-        entries: What :func:`count_entries` said of them when the image was made.
+        home: The image's directory. Its record is not read.
+        layers: The layers' names.
+        entries: The result of :func:`count_entries` when the image was made.
     """
     return (home / "image.json").is_file() and not _broken_layers(layers, entries)
 
 
 def remove_broken_layers(home: Path) -> list[Path]:
-    """Remove what is left of an image's layers that lost files, so that they are made again; return those.
+    """Remove the remains of an image's layers that lost files, so that they are made again; return their paths.
 
     Hold :data:`LAYERS_LOCK`.
     """
@@ -287,7 +287,7 @@ def _base(path: Path) -> CacheEntry:
 
 
 def _measure(folder: Path) -> tuple[int, float]:
-    """Return the space that a tree takes, hard links counted once, and when it last changed at the top."""
+    """Return the space of a tree in bytes, hard links counted once, and the modification time of its top."""
     seen: set[tuple[int, int]] = set()
     size = 0
     for directory, _, names in os.walk(folder):
@@ -302,7 +302,7 @@ def _measure(folder: Path) -> tuple[int, float]:
 
 @contextlib.contextmanager
 def _unused(path: Path) -> Generator[bool]:
-    """Shut out users of an image or a base for the block's time; yields whether there were none."""
+    """Keep new users from an image or a base during the block; yield whether it has no user."""
     if path.suffix == ".tar":
         with contextlib.ExitStack() as stack:
             names = (*_BASE_LOCKS, f"base-{path.stem}")
@@ -321,21 +321,21 @@ def _unused(path: Path) -> Generator[bool]:
             os.close(handle)
 
 
-# --- throwing away ---------------------------------------------------------------------------------------------------
+# --- removal ---------------------------------------------------------------------------------------------------------
 
 
 def prune(
     *, older_than_sec: float | None = None, max_bytes: int | None = None, everything: bool = False
 ) -> list[CacheEntry]:
-    """Remove images and bases that no running process uses, and layers with their last image; return what is gone.
+    """Remove images and bases that no running process uses, and layers with their last image; return the removed ones.
 
-    Safe beside running processes: one that lacks a removed image builds it. What is held stays, as does a base that
+    Safe beside running processes: one that lacks a removed image builds it. Entries in use stay, as does a base that
     the system refuses to remove.
 
     Args:
-        older_than_sec: Remove what was not used for so long.
-        max_bytes: Remove the least recently used until all of the cache takes no more than that.
-        everything: Remove all.
+        older_than_sec: Remove entries that were not used for so long.
+        max_bytes: Remove the least recently used entries until the whole cache takes no more than that.
+        everything: Remove all entries.
     """
     present = entries()
     total = sum(entry.size_bytes for entry in present)
@@ -361,7 +361,7 @@ def _remove(path: Path) -> bool:
             return False
         if path.is_file():
             with contextlib.suppress(OSError):
-                path.unlink()  # refused for one that is mounted, or another user's
+                path.unlink()  # refused for a mounted file, or another user's
             return not path.exists()
         removed = _out_of_sight(path)
     remove_tree(removed)
@@ -369,14 +369,14 @@ def _remove(path: Path) -> bool:
 
 
 def _out_of_sight(path: Path) -> Path:
-    """Rename an entry that is to be removed, in one step, as none is to be found half removed; return its new place."""
+    """Rename an entry before its removal, so that no reader finds it half removed; return its new path."""
     removed = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
     path.rename(removed)
     return removed
 
 
 def _remove_unused_layers() -> list[Path]:
-    """Remove the layers that no image stands on, unless one is being added at this moment; return those."""
+    """Remove the layers that no image uses, unless one is just being added; return their former paths."""
     with _locked_at_once(LAYERS_LOCK) as is_free:
         if not is_free:
             return []

@@ -1,4 +1,4 @@
-"""A disk that is full, or that can't be written to, in one line: the place, the reason, and what to do."""
+"""Errors of a full or read-only disk in one line: the path, the reason, and the remedy."""
 
 import contextlib
 import errno
@@ -29,8 +29,8 @@ def describe_disk_failure(error: BaseException, written: Path | None = None) -> 
     """Return an error of a disk in one line for people; None for any other error.
 
     Args:
-        error: What a command raised.
-        written: What was being written, where the error names no file.
+        error: The exception that a command raised.
+        written: The path that was being written, where the error names no file.
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -46,7 +46,7 @@ def describe_disk_failure(error: BaseException, written: Path | None = None) -> 
 
 
 def full_cache(output: str) -> str | None:
-    """Return why a tool could not write to the cache where its output tells that the disk is full; None otherwise."""
+    """Return why a tool could not write to the cache, if its output reports a full disk; None otherwise."""
     if not any(os.strerror(number) in output for number in _FULL):
         return None
     place = cache_path()
@@ -54,10 +54,10 @@ def full_cache(output: str) -> str | None:
 
 
 def require_temporary() -> None:
-    """Raise where TMPDIR is no folder that can be written to: Python passes over it, and tools fail of it.
+    """Check that TMPDIR, if set, can be written to: Python ignores an unusable one, and other tools fail with it.
 
     Raises:
-        UsageError: It is not there, or can't be written to.
+        UsageError: It does not exist, or can't be written to.
     """
     if not (named := os.environ.get("TMPDIR")):
         return
@@ -79,10 +79,7 @@ def _number_and_place(error: OSError) -> tuple[int | None, str]:
 
 
 def _full_places() -> Generator[Path]:
-    """Yield what is full, of the places that a command may have written to.
-
-    A write that finds a disk full does not say which.
-    """
+    """Yield the paths on a full disk among those that a command may have written to: the error may name none."""
     named = (_standing(path) for path in _named_paths())
     for place in dict.fromkeys((_printed(), *named, Path.cwd(), _temporary(), cache_path())):
         if place is not None and place.exists():
@@ -92,12 +89,12 @@ def _full_places() -> Generator[Path]:
 
 
 def _standing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that is there."""
+    """Return the path, or the nearest existing folder above it."""
     return next(place for place in (path, *path.parents) if os.path.lexists(place))
 
 
 def _printed() -> Path | None:
-    """Return the file that standard output was led to."""
+    """Return the file that standard output is redirected to, if any."""
     with contextlib.suppress(OSError):
         if stat.S_ISREG(os.fstat(1).st_mode):
             return Path("/proc/self/fd/1").resolve()
@@ -114,7 +111,7 @@ def _named_paths() -> list[Path]:
 
 
 def _is_named(path: Path) -> bool:
-    """Return whether the command line has the path, or a folder that it lies in, or leads its output there."""
+    """Return whether the command line names the path or a folder above it, or redirects its output to it."""
     return path == _printed() or any(path.is_relative_to(named) for named in _named_paths())
 
 

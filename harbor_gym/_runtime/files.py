@@ -21,10 +21,10 @@ _REASONS = {
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return why a file can't be read as what it has to be, in words for people, without the file's name.
+    """Return in words for people why a file can't be read in its format, without the file's name.
 
     Args:
-        error: What opening, decoding or parsing it raised.
+        error: The exception that opening, decoding or parsing it raised.
     """
     if isinstance(error, UnicodeDecodeError):
         return "it is no text in UTF-8"
@@ -39,11 +39,11 @@ def why_unreadable(error: Exception) -> str:
 
 @contextlib.contextmanager
 def naming(path: Path, *others: Path) -> Generator[None]:
-    """Put ``path`` on errors of the block that name no file, as those of a disk that a write found full.
+    """Add ``path`` to errors of the block that name no file, such as those of a write to a full disk.
 
     Args:
-        path: What people know.
-        others: Files in whose place ``path`` is named, too.
+        path: The path that the user knows.
+        others: Internal paths that ``path`` replaces in such errors, too.
     """
     try:
         yield
@@ -55,12 +55,12 @@ def naming(path: Path, *others: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Give a path beside ``path`` to write to; at the end of the block what was written there takes its place.
+    """Yield a path beside ``path`` to write to; at the end of the block the written file replaces ``path``.
 
-    A reader of ``path`` meanwhile reads the earlier file. Where the block raises, that one stays.
+    A reader of ``path`` meanwhile reads the earlier file, which stays if the block raises.
 
     Args:
-        path: The file; its folder is there.
+        path: The file; its folder exists.
     """
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
@@ -68,7 +68,7 @@ def replacing(path: Path) -> Generator[Path]:
             yield partial
             partial.replace(path)
     finally:
-        with contextlib.suppress(OSError):  # a folder that can't be written to refuses before it looks for the file
+        with contextlib.suppress(OSError):  # a read-only folder raises even if the file is missing
             partial.unlink(missing_ok=True)
 
 
@@ -87,13 +87,13 @@ def named_file(path: Path) -> Path:
 
 @contextlib.contextmanager
 def publishing_once(directory: Path) -> Generator[Path]:
-    """Give a path on the same file system, where the block makes a directory; at its end that becomes ``directory``.
+    """Yield a path on the same file system at which the block makes a directory; at its end that becomes ``directory``.
 
-    A ``directory`` that another process has published meanwhile stays, and the block's is removed, as it is where the
+    A ``directory`` that another process has published meanwhile stays, and the block's is removed, as it is if the
     block raises.
 
     Args:
-        directory: Any; its parents are made.
+        directory: The directory; its parents are made.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=directory.parent, ignore_cleanup_errors=True) as folder:
@@ -107,26 +107,26 @@ def publishing_once(directory: Path) -> Generator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8 in place of a file's content, at once. What UTF-8 lacks is written as ``\\udcff``."""
+    """Replace a file's content by ``text`` as UTF-8, atomically. Lone surrogates are written as ``\\udcff``."""
     with replacing(path) as partial:
-        # Whatever a sandbox, whose log folders these may be, has put there under this name is not written to.
+        # A sandbox may share this folder: never write to a file or link that it made under this name.
         partial.unlink(missing_ok=True)
         with partial.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
 
 
 def open_regular(path: Path, below: Path) -> BinaryIO:
-    """Open a regular file for reading, following no link on the way from a folder to it.
+    """Open a regular file for reading, following no link on the path from a folder to it.
 
-    A sandbox may have made what lies in the folders of runs and trials: links to this machine's files, and pipes, which
-    a reader would wait for.
+    A sandbox may have made the entries of a run's or trial's folder: links to this machine's files, or pipes, on which
+    a reader would block.
 
     Args:
         path: The file.
-        below: A folder that it lies in, whose own path may have links.
+        below: A folder above it, whose own path may have links.
 
     Raises:
-        OSError: It can't be read, is no regular file, or is not reached without links.
+        OSError: It can't be read, is no regular file, or can't be reached without links.
     """
     *folders, name = path.relative_to(below).parts
     if ".." in folders:

@@ -1,6 +1,6 @@
 """The differences between the supported versions of Harbor, each with the version that brought it.
 
-Nothing else asks for Harbor's version, or whether a class of Harbor's has a name.
+No other module asks for Harbor's version, or whether a class of Harbor's has an attribute.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ ENDS_OF_AGENTS = (
     *("ContextWindowExceededError", "ContextLengthExceededError"),
     *("OutputTokenExceededError", "OutputLengthExceededError"),
 )
-"""How agents end whose rewards count. Harbor counts beside any name that it does not know, too; we do not.
+"""Exceptions that end an agent and let its reward count. Harbor also counts the reward beside exceptions that it does
+not know; this package does not.
 
-Source: ``ERROR_POLICIES`` of Harbor 0.26, ``models/trial/error_policy.py``. 0.25 has them too, but for a non-zero exit,
+Source: ``ERROR_POLICIES`` of Harbor 0.26, ``models/trial/error_policy.py``. 0.25 has them too, except a non-zero exit,
 which it calls unclassified; 0.24 has none.
 """
 
 NON_ZERO_EXIT = "NonZeroAgentExitCodeError"
-"""An agent's program ended with another code than 0, for a reason that Harbor found no name for."""
+"""An agent's program ended with another code than 0, for a reason that Harbor does not classify."""
 
 
 REFUSED_AGENT = ("AuthenticationError", "AgentAuthenticationError", "PermissionDeniedError")
-"""How agents end that the gateway refused because a budget had run out, where nobody ended them first."""
+"""Exceptions that end an agent whose calls the gateway refused because a budget had run out."""
 
 
 def run_preflight(config: EnvironmentConfig) -> None:
@@ -66,7 +67,7 @@ def run_preflight(config: EnvironmentConfig) -> None:
 
 
 def network_settings(config: TrialConfig) -> tuple[Any, ...]:
-    """Return the settings of a trial that its networks are resolved from. Since 0.25 the verifier's are among them."""
+    """Return the settings that a trial's networks are resolved from. Since 0.25 the verifier's are among them."""
     return (config.agent, config.environment, *((config.verifier,) if VERSION >= _VERIFIER_NETWORKS else ()))
 
 
@@ -76,22 +77,22 @@ def base_url_of(agent: AgentConfig) -> str | None:
 
 
 def recorded_exceptions(result: TrialResult) -> list[ExceptionInfo]:
-    """Return what a trial recorded of itself and of its steps, the trial's first."""
+    """Return the exceptions that a trial recorded, its own before those of its steps."""
     infos = [result.exception_info, *(step.exception_info for step in result.step_results or ())]
     return [info for info in infos if info is not None]
 
 
 def is_end_of_agent(info: ExceptionInfo) -> bool:
-    """Return whether an exception is an agent's way to end, beside which a reward counts.
+    """Return whether an exception ended only the agent, so that the trial's reward counts.
 
-    Since 0.26 Harbor's own policy, which a run may override, has to say so as well.
+    Since 0.26 Harbor's own error policy, which a run may override, must allow it as well.
     """
     is_denied = VERSION >= _ERROR_POLICIES and not getattr(info, "policy").has_valid_reward  # noqa: B009
     return info.exception_type in ENDS_OF_AGENTS and not is_denied
 
 
 def require_server() -> None:
-    """Check that the Harbor that is installed has a server and its client, as it has since 0.26.
+    """Check that the installed Harbor has a server and its client, new in 0.26.
 
     Raises:
         UsageError: It has none.
@@ -107,7 +108,7 @@ def server_client(url: str, api_key: str | None) -> Any:
     """Return a client of Harbor's server: an ``AsyncHarbor``, to close after use.
 
     Raises:
-        UsageError: The Harbor that is installed has none, or the address is none.
+        UsageError: The installed Harbor has none, or the address is invalid.
     """
     require_server()
     try:
@@ -117,19 +118,19 @@ def server_client(url: str, api_key: str | None) -> Any:
 
 
 def server_error() -> type[Exception]:
-    """Return the class of what a client of Harbor's server raises: it has a ``status_code`` and ``details``."""
+    """Return the class of the errors of a client of Harbor's server, with ``status_code`` and ``details``."""
     return importlib.import_module("harbor.client").APIError
 
 
 def graded_after_refusal() -> dict[str, Any]:
-    """Return a job's setting by which an agent that the gateway refused is graded all the same (since 0.26)."""
+    """Return the job setting (since 0.26) that grades an agent although the gateway refused its calls."""
     return {name: {"should_grade": True, "has_valid_reward": True} for name in REFUSED_AGENT}
 
 
 def lint(task_dir: Path) -> tuple[str, ...]:
-    """Return what ``harbor lint`` (since 0.26) finds in a task, by the rules that the task selects: a line each.
+    """Return the findings of ``harbor lint`` (since 0.26) in a task, by the rules that the task selects, a line each.
 
-    An older Harbor finds nothing. What keeps it from looking is a line, too.
+    An older Harbor finds nothing. A failure to lint is one line, too.
     """
     if VERSION < _LINT:
         return ()
@@ -140,14 +141,14 @@ def lint(task_dir: Path) -> tuple[str, ...]:
         rules = getattr(command, "_selected_rules")(root, models.LintConfig())  # noqa: B009  # its one private name
         found = models.sort_findings(task.lint_task(root, selected_rules=rules))
     except compose.ComposeLoadError as exc:
-        return (f"nothing was looked at: {exc}",)
+        return (f"the task can't be linted: {exc}",)
     except Exception as exc:  # As Harbor's own command: the text of a parser's error may contain secrets.
-        return (f"nothing was looked at: {type(exc).__name__}, of the task's files or their permissions",)
+        return (f"the task can't be linted: {type(exc).__name__}, from its files or their permissions",)
     return tuple(f"{_place(item, root)} [{item.rule}] {item.message}" for item in found)
 
 
 def check_options(kind: type[BaseEnvironment], options: dict[str, Any] | None) -> None:
-    """Refuse what a sandbox class has no option for, as Harbor's own classes do since 0.26.
+    """Refuse options that a sandbox class does not have, as Harbor's own classes do since 0.26.
 
     Raises:
         ValueError: An option is unknown or has a wrong value.
@@ -157,7 +158,7 @@ def check_options(kind: type[BaseEnvironment], options: dict[str, Any] | None) -
 
 
 def resource_capabilities(*, cpu_limit: bool = False, memory_limit: bool = False) -> EnvironmentResourceCapabilities:
-    """Return what a sandbox can enforce. Since 0.25 ``cpus`` may be a fraction, where the sandbox says that it can."""
+    """Return the limits that a sandbox can enforce. Since 0.25 ``cpus`` may be a fraction, if a sandbox declares it."""
     from harbor.environments.capabilities import EnvironmentResourceCapabilities
 
     fractions: dict[str, bool] = {"fractional_cpus": True} if VERSION >= _FRACTIONAL_CPUS else {}
@@ -167,7 +168,7 @@ def resource_capabilities(*, cpu_limit: bool = False, memory_limit: bool = False
 def declares_options[T: type[BaseEnvironment]](kind: T) -> T:
     """Give a sandbox class the model of its options that Harbor validates and prints since 0.26.
 
-    The model is read from the class's own constructor: names, types, defaults, and what its docstring says of them.
+    The model is read from the class's own constructor: names, types, defaults, and their text in its docstring.
     """
     if VERSION < _TYPED_OPTIONS:
         return kind
@@ -185,7 +186,7 @@ def declares_options[T: type[BaseEnvironment]](kind: T) -> T:
 
 
 def declared_headers(server: MCPServerConfig) -> Mapping[str, str]:
-    """Return the headers of requests to an MCP server as the task has them, since 0.26: with names of variables."""
+    """Return the headers (since 0.26) of requests to an MCP server as in the task: with names of variables."""
     return getattr(server, "headers", {})  # older Harbors' types lack it
 
 
@@ -202,19 +203,19 @@ def mcp_headers(server: MCPServerConfig) -> dict[str, str]:
 
 
 def header_capability() -> dict[str, bool]:
-    """Return what an agent says of itself, since 0.26, that can send the headers of MCP servers."""
+    """Return the declared capability (since 0.26) of an agent that can send the headers of MCP servers."""
     return {"mcp_http_headers": True} if VERSION >= _MCP_HEADERS else {}
 
 
 def _place(finding: Any, root: Path) -> str:
-    """Return where Harbor's lint found something: a path in the task, and the line where there is one."""
+    """Return a finding's path in the task, and its line if there is one."""
     path = Path(finding.path)
     shown = path.relative_to(root) if path.is_relative_to(root) else path
     return str(shown) if finding.line is None else f"{shown}:{finding.line}"
 
 
 def _descriptions(docstring: str) -> dict[str, str]:
-    """Return what a Google docstring says of each argument."""
+    """Return the text of each argument in a Google docstring."""
     _, _, arguments = docstring.partition("Args:\n")
     entries = re.findall(r"^    \*{0,2}(\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}

@@ -19,15 +19,14 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's ``__getattr__``, which imports a name's module at its first use, and its ``__dir__``.
 
-    The names are those that the package imports for type checkers, in its one ``if TYPE_CHECKING``. ``__all__`` is made
-    of them.
+    The names are those that the package imports in its one ``if TYPE_CHECKING``; ``__all__`` lists them.
 
     Args:
-        package: Its ``__name__``.
-        file: Its ``__file__``.
-        also: Public names that it defines itself.
+        package: The package's ``__name__``.
+        file: The package's ``__file__``.
+        also: Public names that the package defines itself.
         requires: Modules of an extra, without which no name can be used.
-        install: What pip installs for them.
+        install: The requirement that pip installs for them.
 
     Raises:
         AttributeError: By ``__getattr__``: the package has no such name.
@@ -57,9 +56,9 @@ def lazy_names(
 
 
 def use_litellms_own_prices() -> None:
-    """Keep litellm, which Harbor's agents use, from requesting prices from the internet; before it is imported.
+    """Keep litellm, which Harbor's agents use, from requesting prices from the internet. Call it before its import.
 
-    The policy costs nothing, and without a network each process waits for its attempts.
+    The policy has no price, and without a network each process would wait for litellm's attempts.
     """
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
@@ -68,11 +67,11 @@ def import_named(name: str, *, what: str) -> Any:
     """Return the callable object called ``module.path:attribute``.
 
     Args:
-        name: Where it is.
-        what: What it is for: the first words of the error.
+        name: The object's module and attribute.
+        what: The object's purpose: the first words of the error.
 
     Raises:
-        UsageError: It can't be imported, or is nothing to call.
+        UsageError: It can't be imported, or can't be called.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -90,7 +89,7 @@ def import_named(name: str, *, what: str) -> Any:
 
 @contextmanager
 def replaced_names(module: ModuleType, **others: Any) -> Generator[None]:
-    """Have names of a module be other objects during the block."""
+    """Bind names of a module to other objects during the block."""
     before = {name: getattr(module, name) for name in others}
     vars(module).update(others)
     try:

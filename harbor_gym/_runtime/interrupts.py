@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 class Termination:
-    """Which signal has arrived."""
+    """The signal that has arrived."""
 
     status = 0
     """The exit code of a process that the signal ended, as shells report it; 0 where none has arrived."""
@@ -21,8 +21,8 @@ class Termination:
 def ends_as_interrupts() -> Generator[Termination]:
     """Turn SIGTERM and SIGHUP into a SIGINT during the block: an event loop cancels its main task, and all is closed.
 
-    A process that was started deaf to SIGINT, as a shell's background job is, gets a ``KeyboardInterrupt`` as well. One
-    that nohup has made deaf to SIGHUP stays so.
+    A process that was started ignoring SIGINT, such as a shell's background job, gets a ``KeyboardInterrupt`` as well.
+    One that ignores SIGHUP, as under nohup, goes on ignoring it.
     Does nothing outside the main thread, where signals are not handled.
     """
     termination = Termination()
@@ -34,7 +34,7 @@ def ends_as_interrupts() -> Generator[Termination]:
         is_first = not termination.status
         termination.status = termination.status or 128 + number
         if number == signal.SIGHUP and not is_first:
-            return  # a terminal that goes away may say so several times: the clean-up is not cut
+            return  # a closing terminal may send several: the clean-up is not interrupted
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""JSON files of ours: a file that a kill cut is repaired; an error names an unreadable file and the remedy."""
+"""JSON files: a last line that a kill cut is tolerated; an error names an unreadable file and the remedy."""
 
 import contextlib
 import json
@@ -18,27 +18,27 @@ def read_document(path: Path, *, remedy: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        UsageError: It can't be read, or holds something else.
+        UsageError: It can't be read, or does not hold a JSON object.
     """
     return _object(path, _text(path, remedy), remedy)
 
 
 def read_lines(path: Path, *, remedy: str, mends: bool = False) -> list[dict[str, Any]]:
-    """Return a file's JSON objects, one a line, without a last line that is cut, as by a kill.
+    """Return a file's JSON objects, one a line, without a last line that a kill cut.
 
     Args:
         path: The file.
         remedy: What a reader of the error can do.
-        mends: Take such a line out of the file, too. Only for the file's one writer, before it appends: of a file that
-            another process writes, the rest of the line may still come.
+        mends: Remove a cut line from the file, too. Only for the file's one writer, before it appends: another process
+            may still be writing the rest of the line.
 
     Raises:
         FileNotFoundError: There is no such file.
-        UsageError: A line can't be read, or holds something else.
+        UsageError: A line can't be read, or does not hold a JSON object.
     """
     text = _text(path, remedy)
     lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):  # the next line would be written onto it
+    if lines and not lines[-1].endswith("\n"):  # the next line would be appended to it
         last = lines.pop()
         lines += [f"{last}\n"] if _is_json(last) else []
         if mends:
@@ -48,9 +48,9 @@ def read_lines(path: Path, *, remedy: str, mends: bool = False) -> list[dict[str
 
 
 def read_grown(path: Path, *, remedy: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the JSON object that a file begins with, and those on lines of their own behind it.
+    """Return the JSON object that a file begins with, and those on the lines after it.
 
-    A last line that is cut, as by a kill, is left out.
+    A last line that a kill cut is left out.
 
     Args:
         path: The file.
@@ -58,7 +58,7 @@ def read_grown(path: Path, *, remedy: str) -> tuple[dict[str, Any], list[dict[st
 
     Raises:
         FileNotFoundError: There is no such file.
-        UsageError: It can't be read, or holds something else.
+        UsageError: It can't be read, or does not hold JSON objects.
     """
     text = _text(path, remedy)
     try:
@@ -73,7 +73,7 @@ def read_grown(path: Path, *, remedy: str) -> tuple[dict[str, Any], list[dict[st
 
 
 def object_or_empty(path: Path, *, first_line: bool = False) -> dict[str, Any]:
-    """Return the JSON object that a file, or its first line, holds; an empty one where there is none to be read."""
+    """Return the JSON object in a file or in its first line; an empty one if none can be read."""
     with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
         value = json.loads(file.readline() if first_line else file.read())
         if isinstance(value, dict):

@@ -7,7 +7,7 @@ def forget_loggers(top: logging.Logger) -> None:
     """Close a logger's handlers, and remove it and those below it from the logging module's registry.
 
     A logger that is still referenced can still log. Harbor makes several loggers for each trial: some 5 KiB that would
-    stay when the trial is over.
+    never be freed.
 
     Args:
         top: The trial's logger.

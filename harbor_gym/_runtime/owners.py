@@ -1,7 +1,7 @@
-"""The owner of anything that outlives a call: a name for this process that no other process, boot or machine shares.
+"""Owners: a label of this process that no other process, boot or machine shares.
 
-What could be left behind by a killed process carries its owner's label, in a Docker label or in a file name. A reaper
-removes what a dead owner left; where it can't know that an owner is dead, it takes it for alive.
+Resources that a killed process could leave behind carry their owner's label, in a Docker label or in a file name. A
+reaper removes the resources of a dead owner; an owner that it can't know to be dead counts as alive.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Owner:
     """Its boot, as 12 hex digits; zeros where the system reports none."""
 
     pid_namespace: int
-    """What its pid is counted in; 0 where the system has one such space only."""
+    """Inode of the PID namespace that ``pid`` counts in; 0 on a system without such namespaces."""
 
     pid: int
 
     start_time: int
-    """When it started, in clock ticks since boot; 0 where the system reports none. Pids are used again; pairs not."""
+    """Start of the process in clock ticks since boot; 0 where the system reports none. It tells reused pids apart."""
 
     def __str__(self) -> str:
         return f"{self.host}.{self.boot}.{self.pid_namespace}.{self.pid}.{self.start_time}"
@@ -63,19 +63,19 @@ def this_process() -> Owner:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine as its kernel reports it; empty where it doesn't."""
+    """Return the kernel's id of this boot; empty where it reports none."""
     return text_or_empty(PROC / "sys/kernel/random/boot_id")
 
 
 def run_id() -> str:
-    """Return the id of this process's run, 12 hex digits: for people who look for what belongs together."""
+    """Return the id of this process's run, 12 hex digits, by which people find the resources of one run."""
     return _run_of(os.getpid())
 
 
 def is_alive(owner: Owner | str) -> bool:
     """Return whether an owner may still be running: True unless it is known to be dead.
 
-    An owner of another machine, of another container, or one that can't be read, may be alive for all we know.
+    An owner on another machine or in another container, and a label that can't be read, count as alive.
     """
     known = Owner.find(owner) if isinstance(owner, str) else owner
     here = this_process()
@@ -90,9 +90,9 @@ def is_alive(owner: Owner | str) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since the machine did.
+    """Return when a process started, in clock ticks since boot.
 
-    0 where the system does not report it, None if it is gone or only a zombie.
+    0 where the system does not report it, None if the process has ended or is a zombie.
     """
     if not (PROC / "self/stat").exists():
         return 0 if _exists(pid) else None
@@ -101,12 +101,12 @@ def start_time(pid: int) -> int | None:
 
 
 def temporary_prefix(what: str) -> str:
-    """Return the begin of a temporary directory's name, for ``tempfile``, from which a reaper reads the owner."""
+    """Return the prefix of a temporary directory's name, for ``tempfile``, from which a reaper reads the owner."""
     return f"{TEMPORARY_PREFIX}{what}-{owner_label()}-"
 
 
 TEMPORARY_PREFIX = "harbor-gym-"
-"""What the name of every temporary directory of ours begins with."""
+"""The prefix of every temporary directory of this package."""
 
 
 @functools.cache
@@ -120,8 +120,8 @@ def _run_of(pid: int) -> str:
 
 
 def _host() -> str:
-    # The host name distinguishes containers that were made from one image with a machine id in it. Many have none: then
-    # what an earlier boot left counts as another machine's. The last resort may differ from process to process.
+    # The host name distinguishes containers of one image that holds a machine id. Without a machine id the leftovers of
+    # an earlier boot count as another machine's. The last resort may differ from process to process.
     machine = text_or_empty(_MACHINE_ID) or boot_id() or f"{uuid.getnode():x}"
     return _digest(f"{machine}\n{socket.gethostname()}")
 

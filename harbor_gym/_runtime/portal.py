@@ -1,9 +1,9 @@
 """The entrance to asyncio for synchronous callers: one event loop on one thread, shared by the whole process.
 
-Harbor requires one loop per process. Scripts, threads, notebooks and callers with a loop of their own all come in here:
-``call`` blocks, ``submit`` returns a future, ``run`` is awaited on the caller's own loop. What they leave open is
-closed when its owner is garbage-collected, and at the interpreter's exit at the latest: there, whatever runs on the
-loop is closed, or cancelled, and waited for.
+Harbor requires one loop per process. Scripts, threads, notebooks and callers with a loop of their own all use this one:
+``call`` blocks, ``submit`` returns a future, ``run`` is awaited on the caller's own loop. Objects that they leave open
+are closed when their owner is garbage-collected, and at the interpreter's exit at the latest: the exit closes or
+cancels everything on the loop, and waits for it.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class Portal:
-    """An event loop on a thread of its own. Get the process's one from :func:`get_portal`."""
+    """An event loop on a thread of its own. :func:`get_portal` returns the process's only one."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -72,13 +72,13 @@ class Portal:
 
     @property
     def is_inherited(self) -> bool:
-        """Return whether this process got the portal by a fork: its thread stayed behind, so nothing can be called."""
+        """Whether this process got the portal by a fork: its thread stayed in the parent, so nothing can be called."""
         return os.getpid() != self._pid
 
     def call[**P, T](self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``function(*args, **kwargs)`` on the portal's loop, and block until it is done.
 
-        An interrupt (Ctrl-C) cancels the work, waits until it has cleaned up, and is raised then.
+        An interrupt (Ctrl-C) cancels the work, and is raised once the work has cleaned up.
 
         Args:
             function: An async function.
@@ -89,7 +89,7 @@ class Portal:
             UsageError: The caller is a forked child, or runs on the portal's own thread, or the interpreter is exiting.
         """
         if threading.current_thread() is self._thread:
-            raise UsageError("a blocking call on the event loop that has to do its work: await the async env instead")
+            raise UsageError("a blocking call on the event loop that must do its work: await the async env instead")
         call = self._begin(function, *args, **kwargs)
         try:
             return call.outcome.result()
@@ -104,8 +104,8 @@ class Portal:
     ) -> concurrent.futures.Future[T]:
         """Begin to run ``function(*args, **kwargs)`` on the portal's loop, and return at once. From any thread.
 
-        Cancelling the future cancels the work, which then cleans up on the loop; nobody waits for that but the
-        interpreter's exit. An exit before the end cancels the work and raises ``UsageError`` from the future.
+        Cancelling the future cancels the work, which then cleans up on the loop; only the interpreter's exit waits for
+        that. An exit before the end cancels the work, and the future raises ``UsageError``.
 
         Args:
             function: An async function.
@@ -122,8 +122,8 @@ class Portal:
     async def run[**P, T](self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``function(*args, **kwargs)`` on the portal's loop, and wait for it on the caller's own.
 
-        A cancellation cancels the work, waits until it has cleaned up, and is raised then. On the portal's own loop
-        this is a plain await.
+        A cancellation cancels the work, and is raised once the work has cleaned up. On the portal's own loop this is a
+        plain await.
 
         Args:
             function: An async function.
@@ -153,7 +153,7 @@ class Portal:
         return threading.current_thread() is self._thread and not self.is_inherited
 
     def close_at_exit(self, item: "Closeable") -> None:
-        """Close ``item`` at the interpreter's exit, if it is still there. It is not kept alive.
+        """Close ``item`` at the interpreter's exit, if it still exists then. It is not kept alive.
 
         Args:
             item: Something with an async, idempotent ``close``.
@@ -164,11 +164,11 @@ class Portal:
         """Run ``close`` on the loop once ``owner`` is garbage, or at the interpreter's exit.
 
         Args:
-            owner: What the caller holds.
+            owner: The object that the caller holds.
             close: An async function that must not refer to ``owner``.
 
         Returns:
-            A function that takes this back, for an owner that was closed by hand.
+            A function that undoes this, for an owner that was closed explicitly.
         """
         key = next(self._keys)
         self._closers[key] = close
@@ -217,13 +217,13 @@ class Portal:
         return call
 
     def _cancel(self, call: "_Call[Any]") -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and everything on it
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and all its work ended
             self._loop.call_soon_threadsafe(call.cancel)
 
     def _check_caller(self) -> None:
         if self.is_inherited:
             raise UsageError(
-                f"this belongs to process {self._pid}, and a forked child (process {os.getpid()}) can't use it: make "
+                f"this belongs to process {self._pid}, and its forked child {os.getpid()} can't use it: make "
                 "environments in the process that uses them, or start processes with the 'spawn' method"
             )
         if self._is_closed:
@@ -243,7 +243,7 @@ class Portal:
         return task
 
     def _abandon(self, key: int) -> None:
-        """Close what lost its owner. Runs in any thread, at any moment, so it must not wait."""
+        """Close an object whose owner is gone. Runs in any thread, at any moment, so it must not wait."""
         close = self._closers.pop(key, None)
         if close is not None and not self.is_inherited and not self._is_closed:
             self._loop.call_soon_threadsafe(lambda: self._keep(_close_quietly(close)))
@@ -254,7 +254,7 @@ class Portal:
         running = {task for task in self._tasks if task is not asyncio.current_task()}
         await _close_side_by_side(closers)
         await _cancel(running)
-        # What their owners did not close: first by its own means, then whatever is left on the loop.
+        # What the calls left open: first objects with a close of their own, then the rest of the loop's tasks.
         await _close_side_by_side([item.close for item in self._closed_at_exit])
         await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
 
@@ -272,7 +272,7 @@ class _Call[T]:
 
     def finish(self, task: asyncio.Task[T]) -> None:
         error = None if task.cancelled() else task.exception()
-        with contextlib.suppress(concurrent.futures.InvalidStateError):  # whoever waited has cancelled it
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the waiting caller has cancelled it
             if task.cancelled():
                 self.outcome.set_exception(UsageError("the call was cancelled: the interpreter is exiting"))
             elif error is not None:
@@ -327,7 +327,7 @@ def _shut_down() -> None:
 
 
 def _forget() -> None:
-    """Start over in a forked child, where neither the portal's thread nor a lock's holder exists."""
+    """Start anew in a forked child, where neither the portal's thread nor a lock's holder exists."""
     global _portal, _lock
     _portal, _lock = None, threading.Lock()
 
@@ -336,7 +336,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def current_portal() -> Portal | None:
-    """Return the portal on whose loop the caller runs; None on any other loop."""
+    """Return the portal if the caller runs on its loop; None on any other loop."""
     return _portal if _portal is not None and _portal.is_current else None
 
 
@@ -354,11 +354,11 @@ async def _cancel(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
         await asyncio.wait(running)
     for task in running:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.debug("work that the exit cut short failed: %s", error)
+            logger.debug("work that the exit cancelled failed: %s", error)
 
 
 async def _close_quietly(close: Closer) -> None:
     try:
         await close()
-    except Exception:  # The end of the line: nobody waits for this, and other things must still be closed.
+    except Exception:  # No caller waits for this, and other objects must still be closed.
         logger.warning("an object that was left open could not be closed", exc_info=True)

@@ -1,4 +1,4 @@
-"""Start child processes that no cancellation can lose."""
+"""Start child processes so that a cancellation leaves none behind."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _OWN_VARIABLES = ("PYTHONHOME", "PYTHONPATH")
 
 
 def tool_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a program that is not this interpreter: without the paths that are for this one.
+    """Return the environment variables of another program, without those that configure this Python interpreter.
 
     Args:
         more: Variables on top of this process's.
@@ -24,7 +24,7 @@ def tool_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 def ask(
     *argv: str, timeout_sec: float | None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program and return its status and what it printed, whatever the locale makes of it. Blocks.
+    """Run a program and return its status and output, decoded as UTF-8 in every locale. Blocks.
 
     Args:
         argv: The program and its arguments.
@@ -33,7 +33,7 @@ def ask(
 
     Raises:
         OSError: It could not be started.
-        subprocess.TimeoutExpired: The time was up; it was killed.
+        subprocess.TimeoutExpired: It ran too long and was killed.
     """
     return subprocess.run(
         argv,
@@ -47,9 +47,9 @@ def ask(
 
 
 async def start_process(*argv: str, **options: Any) -> asyncio.subprocess.Process:
-    """Do what ``asyncio.create_subprocess_exec`` does, and kill the process if the caller is cancelled meanwhile.
+    """Start a process like ``asyncio.create_subprocess_exec``, and kill it if the caller is cancelled meanwhile.
 
-    asyncio's own may leave a process behind when it is cancelled between the fork and the connecting of the pipes.
+    asyncio's function may leave a process behind if it is cancelled between the fork and the connecting of the pipes.
 
     Args:
         argv: The program and its arguments.
@@ -81,7 +81,7 @@ async def _undo(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files to ``count``, as far as it may; a higher limit stays."""
+    """Raise this process's limit of open files to ``count``, or to its hard limit; a higher limit stays."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < min(count, hard):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))

@@ -17,14 +17,14 @@ class ProcessStat(NamedTuple):
     """Its executable's name, 15 characters at most."""
 
     state: str
-    """One letter: ``R`` runs, ``S`` sleeps, ``Z`` has exited and was not waited for."""
+    """One letter, such as ``R`` (running), ``S`` (sleeping) or ``Z`` (exited and not waited for)."""
 
     parent: int
     group: int
     """Its process group."""
 
     cpu_sec: float
-    """Processor time that it took, user's and kernel's."""
+    """Its user and system processor time."""
 
     children_cpu_sec: float
     """Processor time of its children that were waited for."""
@@ -34,12 +34,12 @@ class ProcessStat(NamedTuple):
 
     @property
     def has_exited(self) -> bool:
-        """Return whether it is only an entry that its parent has not waited for."""
+        """Whether the process has exited, and only its entry is left."""
         return self.state in "ZX"
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return what /proc holds of a process; None where there is none of that id."""
+    """Return a process's /proc/PID/stat; None if there is no process of that id."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
     except OSError:
@@ -60,7 +60,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def size_bytes(file: str, field: str) -> int | None:
-    """Return one of the sizes that a file of lines ``field: number kB`` holds, in bytes; None where there is none.
+    """Return one size in bytes from a file of lines ``field: number kB``; None if it is missing.
 
     Args:
         file: Its path below /proc: ``meminfo``, or ``PID/smaps_rollup``.
@@ -79,12 +79,12 @@ def process_ids() -> list[int]:
 
 
 def all_stats() -> Iterator[ProcessStat]:
-    """Give what /proc holds of every process, one after the other; those that end meanwhile may be left out."""
+    """Yield every process's /proc/PID/stat; processes that end meanwhile may be left out."""
     yield from filter(None, map(read_stat, process_ids()))
 
 
 def descendants(ancestor: int) -> set[int]:
-    """Return every process below one, as it is now."""
+    """Return the ids of all current descendants of a process."""
     children: dict[int, list[int]] = {}
     for stat in all_stats():
         children.setdefault(stat.parent, []).append(stat.pid)
@@ -98,7 +98,7 @@ def descendants(ancestor: int) -> set[int]:
 
 
 def text_or_empty(path: Path) -> str:
-    """Return a file of the kernel's, or a short one of the system's, stripped; empty where it can't be read."""
+    """Return a short file's text, stripped; empty if it can't be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Limits on starts: a token bucket, and pauses that others ask for."""
+"""Limits on starts: a token bucket, and pauses that a provider requests."""
 
 import asyncio
 import random
@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 _JITTER = 0.25
-"""Waits are lengthened by up to this share, so that processes that were refused together don't come back together."""
+"""Waits are lengthened by up to this share, so that processes that were refused together don't retry together."""
 
 
 class TokenBucket:
@@ -14,7 +14,7 @@ class TokenBucket:
 
     Args:
         per_sec: Starts per second in the long run.
-        burst: Starts that may follow one another at once after a quiet time.
+        burst: Starts that are allowed at once after an idle time.
     """
 
     def __init__(self, *, per_sec: float, burst: int) -> None:
@@ -26,12 +26,12 @@ class TokenBucket:
 
     async def acquire(self) -> None:
         """Wait until a start is allowed, and count it. A cancelled wait counts nothing."""
-        while (delay_sec := self._delay_sec()) > 0:  # noqa: ASYNC110 - a pause may be asked for while it sleeps
+        while (delay_sec := self._delay_sec()) > 0:  # noqa: ASYNC110 - back_off may be called while it sleeps
             await asyncio.sleep(_jittered(delay_sec))
         self._tokens -= 1
 
     def back_off(self, seconds: float) -> None:
-        """Allow no start for at least so long. Never shortens an earlier pause."""
+        """Allow no start for at least ``seconds``. Never shortens an earlier pause."""
         self._not_before = max(self._not_before, time.monotonic() + _jittered(seconds))
 
     def _delay_sec(self) -> float:
@@ -42,14 +42,14 @@ class TokenBucket:
 
 
 class StartGate(Protocol):
-    """Lets starts through that other processes share a limit with."""
+    """A gate for starts that shares its limit with other processes."""
 
     async def acquire(self) -> None:
         """Wait until a start is allowed, and count it."""
         ...
 
     def back_off(self, seconds: float) -> None:
-        """Allow no start for at least so long. Returns at once."""
+        """Allow no start for at least ``seconds``. Returns at once."""
         ...
 
 
@@ -57,7 +57,7 @@ _gate: StartGate | None = None
 
 
 def set_start_gate(gate: StartGate | None) -> None:
-    """Make every start of a sandbox in this process ask ``gate`` first; None starts them at once."""
+    """Make every start of a sandbox in this process wait for ``gate``; None removes it."""
     global _gate
     _gate = gate
 
@@ -69,7 +69,7 @@ async def pass_start_gate() -> None:
 
 
 def back_off_starts(seconds: float) -> None:
-    """Report to the gate that a provider requests later starts."""
+    """Report to the gate that a provider asks to wait ``seconds``."""
     if _gate is not None:
         _gate.back_off(seconds)
 

@@ -1,4 +1,4 @@
-"""Sandboxes of an ordinary user: root's work done as the root of a user namespace that maps the user's subordinate ids.
+"""Sandboxes of an ordinary user, who acts as root of a user namespace that maps the user's subordinate ids.
 
 Source: user_namespaces(7), subuid(5), newuidmap(1).
 """
@@ -19,13 +19,13 @@ from harbor_gym._runtime.processes import ask
 from harbor_gym._runtime.procfs import text_or_empty
 
 USER_NAMESPACE = ("--user", "--map-root-user", "--map-auto") if os.geteuid() != 0 else ()
-"""What ``unshare`` needs beside other namespaces; nothing for root. Its root is the user, the rest their ids' range."""
+"""Options of ``unshare`` for a user namespace whose root is the user and whose other ids are theirs; none for root."""
 
 TUN = Path("/dev/net/tun")
-"""The device that a sandbox's network goes through."""
+"""The device of a sandbox's network."""
 
 ALL_IDS = (1 << 32) - 1
-"""How many the kernel has."""
+"""The number of user ids, and of group ids, in the kernel."""
 _MIN_IDS = 65536
 _MIN_LINUX = (6, 6)
 _PROBE_TIMEOUT_SEC = 10.0
@@ -37,16 +37,16 @@ _SWITCHES = {
     ),
     Path("/proc/sys/user/max_user_namespaces"): ("0", "user.max_user_namespaces=10000"),
 }
-"""Setting → the value with which ordinary users make no user namespaces, and what to set it to."""
+"""Setting → the value that denies ordinary users their namespaces, and the ``sysctl`` that allows them."""
 
 
 def is_rootless() -> bool:
-    """Return whether this process is not root's."""
+    """Return whether this process runs as an ordinary user."""
     return os.geteuid() != 0
 
 
 def build_environment() -> dict[str, str]:
-    """Return variables that make buildah's root, in a namespace of ours, an ordinary user with a store at home."""
+    """Return variables that make buildah, as root of a user namespace, use the ordinary user's store at home."""
     if not is_rootless():
         return {}
     return {
@@ -79,9 +79,9 @@ def refusal(min_linux: tuple[int, int] = _MIN_LINUX) -> tuple[str, str]:
 
 
 def switch_refusal(switches: Mapping[Path, tuple[str, str]] = _SWITCHES) -> tuple[str, str]:
-    """Return which setting of the kernel takes user namespaces from ordinary users, and what root can do about it.
+    """Return which kernel setting denies ordinary users namespaces, and what root can do; both empty if none does.
 
-    Both are empty where none does. Ubuntu 24.04 does so by AppArmor.
+    On Ubuntu 24.04 it is AppArmor's.
     """
     for path, (refused, wanted) in switches.items():
         if text_or_empty(path) == refused:
@@ -92,7 +92,7 @@ def switch_refusal(switches: Mapping[Path, tuple[str, str]] = _SWITCHES) -> tupl
 def network_refusal(device: Path = TUN) -> tuple[str, str]:
     """Return why this user's sandboxes can have no network here, and what root can do; both empty where they can.
 
-    udev lets everybody open the device. Where no udev ran it may be root's alone, or missing.
+    udev lets every user open the device. Without udev only root may open it, or it is missing.
     """
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
@@ -108,10 +108,10 @@ def network_refusal(device: Path = TUN) -> tuple[str, str]:
 
 @functools.cache
 def namespace_refusal(*options: str) -> str:
-    """Return why this machine makes no namespaces, in the kernel's words; empty when it makes them.
+    """Return why this machine makes no namespaces, as ``unshare`` prints it; empty if it makes them.
 
     Args:
-        options: More of ``unshare``'s.
+        options: Further options of ``unshare``.
     """
     argv = ["unshare", *options, "--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "true"]
     done = ask(*argv, timeout_sec=_PROBE_TIMEOUT_SEC)
@@ -134,15 +134,15 @@ def subordinate_ids() -> int:
 
 
 def shared_ids() -> int:
-    """Return below which number ids are a sandbox's that has those of this process's user namespace.
+    """Return how many ids, from 0 on, belong to a sandbox that uses this process's user namespace.
 
-    The last one is left to what works on the sandbox.
+    The namespace's last id is reserved for programs that work on the sandbox.
     """
     return subordinate_ids() if is_rootless() else mapped_ids() - 1
 
 
 def more_ids_hint() -> str:
-    """Return how an ordinary user's sandboxes come to have more user and group ids; nothing for root's."""
+    """Return how to give an ordinary user's sandboxes more user and group ids; empty for root's."""
     if not is_rootless():
         return ""
     return (
@@ -152,12 +152,12 @@ def more_ids_hint() -> str:
 
 
 def mapped_ids() -> int:
-    """Return how many ids from 0 on this process's user namespace has, of users and of groups."""
+    """Return how many ids from 0 on this process's user namespace has, for both users and groups."""
     return min(_mapped_ids(text_or_empty(Path("/proc/self") / name)) for name in ("uid_map", "gid_map"))
 
 
 def mapped_ids_of_builds() -> int:
-    """Return how many ids from 0 on a build has: an ordinary user's are root's and the subordinate ones."""
+    """Return how many ids from 0 on a build has: for an ordinary user root's and the subordinate ones."""
     return 1 + subordinate_ids() if is_rootless() else mapped_ids()
 
 
@@ -171,14 +171,12 @@ def _mapped_ids(text: str) -> int:
 def ids_in(text: str, user: str, uid: int) -> int:
     """Return how many subordinate ids a file like /etc/subuid (``name:first:count``) gives a user in one range."""
     rows = [line.split(":") for line in text.splitlines()]
-    counts = [
-        int(row[2]) for row in rows if len(row) == 3 and row[0] in (user, str(uid)) and row[2].isdecimal()
-    ]  # name:first:count
+    counts = [int(row[2]) for row in rows if len(row) == 3 and row[0] in (user, str(uid)) and row[2].isdecimal()]
     return max(counts, default=0)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory whose files may belong to the user's subordinate ids. What refuses stays."""
+    """Remove a directory whose files may belong to the user's subordinate ids. Files that can't be removed stay."""
     shutil.rmtree(path, ignore_errors=True)
     if is_rootless() and path.exists():
         subprocess.run(["unshare", *USER_NAMESPACE, "rm", "-rf", "--", path], capture_output=True, check=False)

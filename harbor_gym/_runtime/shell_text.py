@@ -1,4 +1,4 @@
-"""Shell scripts as they are sent into a sandbox."""
+"""Shell scripts in the form in which they are sent into a sandbox."""
 
 import re
 import shlex
@@ -13,5 +13,5 @@ def without_comments(script: str) -> str:
 
 
 def with_arguments(script: str, arguments: Iterable[object]) -> str:
-    """Return a script with its arguments before it, for a shell to read as its own."""
+    """Return a script that first sets its positional parameters to ``arguments``."""
     return f"set -- {shlex.join(map(str, arguments))}\n{script}"

@@ -11,7 +11,7 @@ async def shielded[T](work: Awaitable[T]) -> T:
     An error of ``work`` is raised in place of the cancellation.
 
     Args:
-        work: A task, which others may wait for too, or a coroutine.
+        work: A coroutine, or a task, for which others may wait too.
     """
     task = asyncio.ensure_future(work)
     cancellation: asyncio.CancelledError | None = None
@@ -27,12 +27,10 @@ async def shielded[T](work: Awaitable[T]) -> T:
 
 
 async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and return when it is over, however often the caller is cancelled meanwhile; raises none of its
-    errors.
-    """
+    """Cancel a task and wait for its end, also when cancelled meanwhile; raises none of the task's errors."""
     task.cancel()
     try:
         await shielded(asyncio.wait((task,)))
     finally:
         if task.done() and not task.cancelled():
-            task.exception()  # retrieved: asyncio logs what nobody asked for
+            task.exception()  # retrieved: asyncio would log it

@@ -17,23 +17,23 @@ _logger = logging.getLogger(__name__)
 PREFIX = "task:"
 
 _IGNORED = ("__pycache__", "*.pyc")
-"""What an installer may have put among a task's files."""
+"""Files that an installer may have added to a task's."""
 
 
 def is_shipped(path: str | Path) -> bool:
-    """Return whether a path is the name of a task that is shipped."""
+    """Return whether a path is written like the name of a shipped task, ``task:NAME``."""
     return str(path).startswith(PREFIX)
 
 
 def shipped_tasks() -> list[str]:
-    """Return the names of the tasks that are shipped."""
+    """Return the names of the shipped tasks."""
     return sorted(path.parent.name for path in _source().glob("*/task.toml"))
 
 
 def resolve_shipped(path: str | Path) -> Path:
-    """Return a path as it is, or where the files of the shipped task lie that it names.
+    """Return the directory of the shipped task that a path names; any other path as it is.
 
-    They are copied out of the installed package once, into the cache, as they were when the package was built.
+    A task's files are copied once from the installed package into the cache, without an installer's files.
 
     Raises:
         UsageError: No task of that name is shipped.
@@ -55,8 +55,8 @@ def _copy(source: Path, cache: str) -> Path:
     if place.exists() and folder_digest(place) != digest:
         _logger.warning("%s was damaged since it was copied: it is copied again", place)
         broken = tempfile.TemporaryDirectory(prefix=".broken-", dir=place.parent, ignore_cleanup_errors=True)
-        with broken as folder, contextlib.suppress(FileNotFoundError):  # another process is at it
-            place.rename(Path(folder) / place.name)  # out of sight in one step, as it came
+        with broken as folder, contextlib.suppress(FileNotFoundError):  # another process has moved it
+            place.rename(Path(folder) / place.name)  # one step: no reader finds it half removed
     if not place.is_dir():
         with publishing_once(place) as building:
             shutil.copytree(source, building, ignore=shutil.ignore_patterns(*_IGNORED))
@@ -73,6 +73,6 @@ def folder_digest(folder: Path) -> str:
 
 
 def _source() -> Path:
-    """Return where the tasks lie: in the installed package, or beside it in a checkout."""
+    """Return the folder of the tasks: in the installed package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     return next((path for path in (package / "_tasks", package.parent / "tasks") if path.is_dir()), package / "_tasks")

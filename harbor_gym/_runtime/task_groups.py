@@ -1,4 +1,4 @@
-"""Tasks side by side whose first failure is the one that their caller gets."""
+"""A task group that raises the first failure of its tasks alone."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
-    """Run a task group whose first failure is raised alone: it cancelled the other tasks, and is their cause."""
+    """Run a task group and raise its first failure alone, which has cancelled the other tasks."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

@@ -1,4 +1,4 @@
-"""Check that a task trains what it describes: it can be solved, is unsolved at first, and is graded soundly."""
+"""Check that a task can be solved, is unsolved at the start, and is graded soundly."""
 
 from harbor_gym.checking.checks import check_task, check_tasks
 from harbor_gym.checking.plan import CheckPlan

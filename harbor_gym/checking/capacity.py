@@ -3,21 +3,21 @@
 import os
 from pathlib import Path
 
-from harbor_gym._runtime.procfs import size_bytes
+from harbor_gym._runtime.procfs import size_bytes, text_or_empty
 from harbor_gym.errors import UsageError
 
 USUAL_MEMORY_MB = 2048
-"""A task's memory where nothing else is known of it, in MiB."""
+"""Memory of a task that declares none, in MiB."""
 _SANDBOXES_PER_CPU = 16
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of the container that this process runs in, with control groups of version 2 and 1."""
+"""Files with the memory limit of this process's container, in control groups of version 2 and 1."""
 
 
 def sandboxes_at_once(memory_mb: int) -> int:
-    """Return how many sandboxes of this size fit: memory that is free now by their own, or 16 a CPU, the lesser; or 1.
+    """Return how many sandboxes fit: the free memory divided by theirs, at most 16 a CPU, and at least 1.
 
     Args:
-        memory_mb: The largest task's, in MiB.
+        memory_mb: Memory of the largest task, in MiB.
 
     Raises:
         UsageError: It is below 1.
@@ -35,8 +35,5 @@ def _free_mb() -> int:
 
 def _limit(path: Path) -> int:
     """Return a limit in bytes; 0 where there is none."""
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return 0
+    text = text_or_empty(path)
     return int(text) if text.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Work out which paths a pristine view must carry, from what the task's solution wrote."""
+"""Derive the paths that a pristine view must carry from those that the task's solution wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from harbor_gym.config.verify_paths import check_paths
 
 MAX_PATHS = 20
-"""A longer list is no declaration that a person would read."""
+"""Longest list that is proposed: nobody would review a longer one."""
 
 _HARBORS = ("/tmp", "/tests", "/logs", "/solution", "/proc", "/sys", "/dev")
 _PACKAGES = ("/var/lib/apt", "/var/lib/dpkg", "/var/cache", "/var/log/apt", "/var/log/dpkg.log", "/etc/ld.so.cache")
@@ -21,10 +21,10 @@ _LITTER = re.compile(
 
 
 def candidates(written: Iterable[PurePosixPath]) -> list[tuple[PurePosixPath, ...]]:
-    """Return lists of paths to try, the shortest first: without the system's files, then with, then with packages'.
+    """Return lists of paths to try, the shortest first: without system files, then with them, then with packages'.
 
     Args:
-        written: What the solution changed.
+        written: Paths that the solution changed.
     """
     leaves = _leaves([path for path in written if _may_count(path)])
     lists = [
@@ -41,7 +41,7 @@ def candidates(written: Iterable[PurePosixPath]) -> list[tuple[PurePosixPath, ..
 
 
 def what_remains(task_dir: Path, carried: Sequence[PurePosixPath]) -> list[str]:
-    """Return what a policy could still plant in carried paths, as far as this task's verifier would run it.
+    """Return the kinds of files that a policy could plant in carried paths and this task's verifier would run.
 
     Args:
         task_dir: The task's directory; its tests are searched for the programs that they call.
@@ -72,13 +72,13 @@ def _is_below(path: PurePosixPath, tops: Collection[str]) -> bool:
 
 
 def _leaves(paths: Collection[PurePosixPath]) -> list[PurePosixPath]:
-    """Leave out directories that are only there for what lies in them."""
+    """Leave out the directories that are parents of other paths."""
     inner = {parent for path in paths for parent in path.parents}
     return sorted(path for path in paths if path not in inner)
 
 
 def _carrier(path: PurePosixPath) -> PurePosixPath:
-    """Return the path to carry for a changed one: a directory of the task's own, or the path itself in shared ones."""
+    """Return the path to carry for a changed one: the task's own directory, or, in a shared one, the path itself."""
     names = path.parts[1:]
     match names:
         case ("usr" | "bin" | "sbin" | "lib" | "lib32" | "lib64" | "boot", *_):

@@ -42,7 +42,7 @@ async def check_tasks(
         tasks: Task directories, or tasks as :func:`harbor_gym.tasks.resolve_tasks` returns them.
         plan: How to check each.
         concurrency: How many tasks to check at once; the trials of one task follow one another.
-        on_checked: Called with each verdict as soon as it is there.
+        on_checked: Called with each verdict as soon as it is known.
     """
     slots = asyncio.Semaphore(concurrency)
 
@@ -60,7 +60,7 @@ async def check_tasks(
 async def check_task(task: Path | SourcedTask, plan: CheckPlan) -> TaskCheck:
     """Run the oracle, an agent that does nothing, and one that forges the reward.
 
-    Never raises for what is wrong with the task or the sandbox: that is the verdict's ``error``.
+    A failure of the task or the sandbox is not raised: it is the verdict's ``error``.
 
     Args:
         task: The task's directory, or a task with its source.
@@ -72,7 +72,7 @@ async def check_task(task: Path | SourcedTask, plan: CheckPlan) -> TaskCheck:
 
 
 class _Check:
-    """One task's check in the making: what was found before a failure is kept."""
+    """One task's check while it runs: a later failure keeps the earlier findings."""
 
     def __init__(self, task: Path | SourcedTask, plan: CheckPlan) -> None:
         self._plan = plan
@@ -140,7 +140,7 @@ class _Check:
                 return
 
     async def _grade_in_view(self, pristine: PristineCheck, carried: tuple[PurePosixPath, ...]) -> PristineCheck | None:
-        """Grade solution, doing nothing and reward hacking in a view; None where proposed paths do not do."""
+        """Grade the solution, doing nothing and reward hacking in a view; None if proposed paths do not suffice."""
         play = partial(self._play, verify_paths=carried)
         self._doing = f"oracle, in the pristine view of {', '.join(pristine.paths)}"
         if self._found.has_solution:
@@ -205,7 +205,7 @@ class _Check:
             )
 
     async def _compare_plain_trial(self) -> None:
-        """Grade the solution as Harbor alone does; where that differs, find out whether its processes are why."""
+        """Grade the solution as Harbor alone does; if that differs, find out whether kept processes explain it."""
         self._doing = "oracle, as a plain trial"
         plain, output = await run_plain_oracle(self._path, self._plan)
         self._note(plain=plain, output=self._found.output or ("" if plain == SOLVED else output))

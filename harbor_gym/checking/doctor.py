@@ -42,7 +42,7 @@ _COMPOSE = "apt-get install -y docker-compose-v2 (Ubuntu), docker-compose (Debia
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked for."""
+    """The result of one check of this machine."""
 
     area: str
     """``local``, ``docker``, ``apptainer``, another sandbox's name, or ``other``."""
@@ -50,20 +50,20 @@ class Finding:
     what: str
     ok: bool
     note: str = ""
-    """What was found, or why it is missing."""
+    """A detail of what was found, or why it is missing."""
 
     fix: str = ""
-    """The command, or what else to do, that would get it; empty where it is there."""
+    """The command or other step that would provide it; empty if nothing is missing."""
 
     is_needed: bool = True
-    """Whether the area can't be used without it."""
+    """Whether the area needs it."""
 
 
 def examine(env: str | None = None) -> list[Finding]:
-    """Look for what sandboxes of one kind need, or for everything. Starts no sandbox and takes about a second.
+    """Check the requirements of one kind of sandbox, or of all. Starts no sandbox and takes about a second.
 
     Args:
-        env: A sandbox as ``--env`` takes it; None is ``local``, ``docker`` and all else.
+        env: A sandbox as ``--env`` takes it; None is all of them.
 
     Raises:
         UsageError: There is no such sandbox.
@@ -85,7 +85,7 @@ def examine(env: str | None = None) -> list[Finding]:
 
 
 def _take(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """Return what a look finds; a failure of the look itself is one more finding, and the others go on."""
+    """Return the findings of one check; a failure of the check itself is one more finding."""
     found: list[Finding] = []
     try:
         found.extend(look())
@@ -95,7 +95,7 @@ def _take(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
 
 
 def usable(findings: Iterable[Finding]) -> dict[str, bool]:
-    """Return for each kind of sandbox among the findings whether it has all that it needs."""
+    """Return for each kind of sandbox among the findings whether all its needs are met."""
     found: dict[str, bool] = {}
     for item in findings:
         if item.area != "other":
@@ -152,7 +152,7 @@ def _local() -> Iterable[Finding]:
 
 
 def _open_files(most: int, sandboxes: int) -> Finding:
-    """Compare the machine's number of open files with what all sandboxes may hold: beyond it, nobody opens any."""
+    """Compare the machine's limit of open files with those that all sandboxes may open: no process may exceed it."""
     held = sandboxes * DEFAULT_MAX_PROCESSES * MAX_OPEN_FILES
     each = f"{DEFAULT_MAX_PROCESSES} processes with {MAX_OPEN_FILES} in each"
     cost = f"fs.file-max is {most}, and {sandboxes} sandboxes at once may hold {held} ({each})"
@@ -221,7 +221,7 @@ def _others() -> Iterable[Finding]:
 
 
 def _cache(area: str) -> Iterable[Finding]:
-    """Look whether what sandboxes are made of can be kept; nothing is found where it can."""
+    """Check that images and temporary files can be written; no finding if they can."""
     try:
         require_temporary()
     except UsageError as exc:
@@ -247,7 +247,7 @@ def _disk() -> Iterable[Finding]:
     try:
         place = cache_dir()
     except UsageError:
-        return  # each kind of sandbox names it
+        return  # each kind of sandbox has a finding of it
     free = shutil.disk_usage(place).free
     note = f"{free / (1 << 30):.1f} GiB free for {place}"
     refusal = note if free < _MIN_FREE_BYTES else ""
@@ -255,7 +255,7 @@ def _disk() -> Iterable[Finding]:
 
 
 def _harbors(own: Sequence[str]) -> Iterable[Finding]:
-    """Ask the installed Harbor which other environments it has, what each lacks, and for its agents."""
+    """Ask the installed Harbor for its other environments, the needs of each, and its agents."""
     from harbor.models.agent.name import AgentName
 
     version = f"Harbor {importlib.metadata.version('harbor')}"
@@ -281,7 +281,7 @@ def _program(area: str, program: str, package: str, *, is_needed: bool = True, l
 
 
 def _ask(*argv: str) -> tuple[str, str]:
-    """Return a program's answer and why there is none; one of them is empty."""
+    """Return a program's output, and why there is none; one of them is empty."""
     try:
         done = ask(*argv, timeout_sec=_ANSWER_TIMEOUT_SEC)
     except subprocess.TimeoutExpired:

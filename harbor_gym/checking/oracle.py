@@ -1,4 +1,4 @@
-"""Agents that earn a policy's reward for the same commands: the task's solution, and one that does nothing."""
+"""Agents in the policy's place: one that runs the task's solution, and one that does nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def has_solution(task_dir: Path) -> bool:
-    """Return whether the task brings a solution that the oracle could run."""
+    """Return whether the task has a solution that the oracle could run."""
     return (task_dir / "solution").is_dir() or any(task_dir.glob("steps/*/solution"))
 
 
@@ -35,16 +35,16 @@ class Oracle:
         self._task_dir = task_dir
         self._agent: OracleAgent | None = None  # one for all steps: it counts them
         self.written: set[PurePosixPath] = set()
-        """What the solution changed in the sandbox, as far as it is known."""
+        """Paths that the solution changed in the sandbox, where the sandbox reports them."""
 
     async def __call__(self, episode: Episode, phase: AgentPhase) -> None:
-        """Run the solution, for as long as the task gives it."""
+        """Run the solution, within the agent's time limit of the task."""
         from harbor_gym.episode.episode import run_in_phase
 
         agent = self._agent = self._agent or self._make_agent(episode)
         limit = asyncio.timeout(phase.timeout_sec)
         try:
-            # Harbor grades what a solution has done by the end of its time, too.
+            # After the time limit the state is graded, as Harbor does.
             async with limit:
                 await run_in_phase(phase, _run(agent, phase))
         except TimeoutError as exc:

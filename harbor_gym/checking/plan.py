@@ -36,17 +36,17 @@ class CheckPlan:
     """As ``TerminalEnvConfig.reward_function``."""
 
     verify_paths: VerifyPaths = "auto"
-    """Paths of a pristine view to check too. ``auto``: those that the task declares, or else some that are worked out
-    from what the solution wrote, and proposed; ``off``: none."""
+    """Paths of a pristine view to check too. ``auto``: those that the task declares, else proposed ones, derived from
+    the files that the solution wrote; ``off``: none."""
 
     stop_timeout_sec: float = 60.0
     """Seconds that Harbor gets to stop a sandbox."""
 
     @property
     def scalar(self) -> RewardFunction:
-        """Return the function that makes one reward of all keys that a verifier wrote.
+        """Return the function that makes one reward of a verifier's keys.
 
         Raises:
-            UsageError: Both of the above are given, or there is no such function.
+            UsageError: Both a key and a function are given, or there is no such function.
         """
         return reward_function(self.reward_key, self.reward_function)

@@ -1,4 +1,4 @@
-"""Play a task's episode as a policy's is played, with something else in the policy's place."""
+"""Play an episode of a task with a function in the policy's place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
 
 type Work = Callable[[Episode, AgentPhase], Awaitable[None]]
-"""What is done in each agent phase; the episode runs from before to after it."""
+"""The work done in each agent phase of a running episode."""
 
 _OUTPUT_LINES = 10
 
@@ -29,16 +29,16 @@ class Played:
     """The result of an episode."""
 
     reward: float
-    """The scalar, of a multi-step task by the task's own strategy."""
+    """The episode's scalar; in a multi-step task combined by the task's own strategy."""
 
     keys: frozenset[str]
     """Names of all rewards that the verifier wrote, in any step."""
 
     phases: PhaseSeconds
-    """Where the time went."""
+    """Time by phase."""
 
     output: str
-    """The end of what the verifier printed."""
+    """The last lines of the verifier's output."""
 
     stopped_processes: int
     """Processes that were running at the end of an agent phase and were killed before grading."""
@@ -47,7 +47,7 @@ class Played:
     """Whether the sandbox has a pristine view."""
 
     services: str | None
-    """How long its start waited for services of the image, for people; None where there are none."""
+    """A sentence on how long the start waited for services of the image; None where there are none."""
 
 
 async def play(
@@ -59,18 +59,18 @@ async def play(
     verify_paths: VerifyPaths = "off",
     ambiguous_failures: AmbiguousFailures = "zero",
 ) -> Played:
-    """Play one episode and return what it came to.
+    """Play one episode and return its result.
 
     Args:
         task_dir: The directory of a well-formed task.
-        work: What is done in place of the policy.
-        plan: The sandbox, the reward's name, and where to keep the trial's folder.
-        keep_processes: Whether what the work left running runs on while it is graded; None is the task's own setting.
-        verify_paths: What the verifier sees, as ``TerminalEnvConfig.verify_paths``.
-        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``: what is the task's own fault is to be an error.
+        work: The work in place of the policy's.
+        plan: The sandbox, the reward's name, and the folder for the trial.
+        keep_processes: Whether processes that the work left run on during grading; None is the task's own setting.
+        verify_paths: As ``TerminalEnvConfig.verify_paths``.
+        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
 
     Raises:
-        TaskError: The task is wrong, or the sandbox does not take it.
+        TaskError: The task is malformed, or can't run in the sandbox.
         SandboxError: The sandbox did not start or went away.
         VerifierError: There was no verdict, or no single reward in it.
     """
@@ -93,7 +93,7 @@ async def play(
 
 
 class _Player:
-    """One episode in the making."""
+    """One running episode, and the sums over its phases."""
 
     def __init__(self, episode: Episode, plan: CheckPlan, keep_processes: bool) -> None:
         self._episode = episode
@@ -113,7 +113,7 @@ class _Player:
         while phase is not None:
             phase, rewards = await self._play_phase(phase, work)
         return Played(
-            # Whoever breaks the sandbox beyond grading has failed.
+            # Work that breaks the sandbox beyond grading has failed.
             reward=self._plan.scalar(rewards) if rewards or not self._is_broken else 0.0,
             keys=frozenset(self._keys),
             phases=PhaseSeconds(start_sec, self._agent_sec, self._verify_sec, self._stop_sec),
@@ -145,6 +145,6 @@ class _Player:
 
 
 def last_lines(text: str) -> str:
-    """Return the end of a text, fit to be shown: at most ten lines, without what a terminal would obey."""
+    """Return at most the last ten lines of a text, with each unprintable character replaced by a space."""
     lines = text.splitlines()[-_OUTPUT_LINES:]
     return "\n".join("".join(char if char.isprintable() else " " for char in line).rstrip() for line in lines)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 _HEAD = ("task", "oracle", "nop", "forged", "start", "agent", "verify", "stop", "all", "harbor", "pristine", "verdict")
 _WIDTHS = (7, 7, 6, 5, 5, 6, 5, 5, 9, 9)
-"""Least widths of the columns after the task's: rows are printed as tasks are done."""
+"""Minimum widths of the columns after the task's: rows are printed one by one as tasks end."""
 
 _SECONDS = range(4, 9)
-"""Columns."""
+"""Indices of the columns with seconds."""
 
 
 def table_head(width: int) -> str:
@@ -35,10 +35,7 @@ def table_row(check: TaskCheck, width: int) -> str:
 
 
 def remarks(check: TaskCheck) -> list[str]:
-    """Return why a task is not ok, with the end of its verifier's output, and what else its author should know.
-
-    One line each; none where there is nothing to report.
-    """
+    """Return lines on why a task is not ok, the end of its verifier's output, and further remarks for its author."""
     lines: list[str] = []
     if check.reason is not None:
         lines += [f"{check.task}: {check.reason}", *(f"    | {line}" for line in check.shown_output.splitlines())]
@@ -62,7 +59,7 @@ def remarks(check: TaskCheck) -> list[str]:
 
 
 def as_object(check: TaskCheck) -> dict[str, object]:
-    """Return the fields, and what follows from them, as JSON takes them."""
+    """Return the fields and the values derived from them, ready for JSON."""
     found = dataclasses.asdict(check)
     if check.pristine is not None:
         found["pristine"] |= {"verdict": check.pristine.verdict.value, "declaration": check.pristine.declaration}

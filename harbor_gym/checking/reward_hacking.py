@@ -1,7 +1,7 @@
-"""Try to be rewarded without doing the task: plant files, leave a process behind, and stop.
+"""Try to get a reward without doing the task: plant files, leave a process behind, and stop.
 
-This runs as an episode of ours, so that what protects the verdict of an episode is part of what is tried. Under
-``harbor run`` alone, some of these tricks work on tasks that are safe here.
+It runs as an episode of this package, so the protections of an episode's grading are tested, too. Under ``harbor run``
+alone, some of these tricks work on tasks that are safe here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _SCRIPTS = Path(__file__).parent / "exploits"
 _PLANTING_TIMEOUT_SEC = 60
 _EXPECTED_END = "planted"
 SABOTAGE = "sabotage"
-"""The trick that is to leave no verdict; it would undo the others, and is played alone."""
+"""The trick that tries to leave no verdict; it would undo the others, and is played alone."""
 
 
 def trick_names() -> list[str]:
-    """Return the names of all tricks that are to pay."""
+    """Return the names of all tricks that try to earn a reward."""
     return sorted(path.stem for path in _SCRIPTS.glob("*.sh") if path.stem not in ("common", SABOTAGE))
 
 
@@ -37,13 +37,13 @@ class ExploitResult:
     """The rewards that tricks earned."""
 
     reward: float
-    """The reward for all of them together; for the best one where all together left no verdict."""
+    """The reward for all tricks together; that of the best one if all together left no verdict."""
 
     tricks: tuple[str, ...]
-    """Those that earn as much alone."""
+    """Tricks that earn as much alone."""
 
     voided: tuple[str, ...]
-    """Those that alone leave no verdict, so that an episode would be thrown away."""
+    """Tricks that leave no verdict alone, so that an episode would be discarded."""
 
 
 async def run_exploit(
@@ -53,16 +53,16 @@ async def run_exploit(
     *,
     together: Callable[[Work], Awaitable[Played]] | None = None,
 ) -> ExploitResult:
-    """Play all tricks together; if that pays, or leaves no verdict, each one alone, to name those that do.
+    """Play all tricks together; if they earn a reward or leave no verdict, play each alone to find out which do.
 
-    Sabotage is played too, alone.
+    Sabotage is always played alone.
 
     Args:
         play: Plays an episode.
         keys: Names of the rewards to forge.
-        honest: Rewards for doing nothing: what is not worth a second look.
-        together: Plays the episode of all tricks, which may hold each other up until the verifier's time is over: that
-            must be no verdict here, and no 0. None is ``play``.
+        honest: Rewards for doing nothing, after which the tricks are not played alone.
+        together: Plays the episode of all tricks. They may delay each other past the verifier's time limit, which must
+            then count as no verdict and not as 0. None is ``play``.
 
     Raises:
         SandboxError, VerifierError: No trick left a verdict.
@@ -99,10 +99,10 @@ async def _earn(play: Callable[[Work], Awaitable[Played]], work: Work) -> float 
 
 
 def exploit_agent(tricks: Sequence[str], keys: Collection[str]) -> Work:
-    """Return the work of an agent that plays tricks in every phase, as the policy's user, and does nothing else.
+    """Return the work of an agent that only plays tricks, in every phase and as the policy's user.
 
     Args:
-        tricks: Which ones, of :func:`trick_names`, or :data:`SABOTAGE`.
+        tricks: Names from :func:`trick_names`, or :data:`SABOTAGE`.
         keys: Names of the rewards to forge, as the verifier writes them.
     """
     verdict = json.dumps(dict.fromkeys(sorted(keys) or ["reward"], 1))

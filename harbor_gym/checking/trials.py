@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> tuple[float, str]:
-    """Return the reward of the task's solution in Harbor's own trial, and the end of what the verifier printed.
+    """Return the reward of the task's solution in Harbor's own trial, and the end of the verifier's output.
 
-    Nothing of what an episode adds is in that trial.
+    The trial has none of an episode's additions.
 
     Args:
         task_dir: The directory of a well-formed task.
-        plan: The sandbox, the reward's name, and where to keep the trial's folder.
+        plan: The sandbox, the reward's name, and the folder for the trial.
 
     Raises:
-        TaskError: The task is wrong, or the sandbox does not take it.
+        TaskError: The task is malformed, or can't run in the sandbox.
         SandboxError: The sandbox did not start or went away.
         VerifierError: There was no verdict, or no single reward in it.
     """

@@ -8,20 +8,20 @@ from enum import StrEnum
 from pathlib import Path
 
 SOLVED = 1.0
-"""What the oracle must score."""
+"""The reward that the oracle must get."""
 
 UNSOLVED = 0.0
-"""What doing nothing must score, and what reward hacking must."""
+"""The reward that doing nothing and reward hacking must get."""
 
 
 class Verdict(StrEnum):
-    """One word for a task. All but ``OK`` come with a reason."""
+    """The verdict on a task. All but ``OK`` come with a reason."""
 
     OK = "ok"
-    """Solvable, not solved at the start, graded alike each time, not to be cheated by the tricks that were tried."""
+    """Solvable, not solved at the start, graded alike each time, and safe from the tricks that were tried."""
 
     REFUSED = "refused"
-    """The sandbox does not run such tasks. It may well pass on another."""
+    """The sandbox does not run such tasks. The task may pass on another sandbox."""
 
     ERROR = "error"
     """Something could not be graded, or the task is malformed. An error is never a reward."""
@@ -47,16 +47,16 @@ class PhaseSeconds:
     """A trial's time by phase, in seconds. A multi-step task's agent and verifier times are sums."""
 
     start: float
-    """Building the image if need be, starting the sandbox, and its healthcheck."""
+    """Building the image if necessary, starting the sandbox, and its healthcheck."""
 
     agent: float
     """The agent's phase."""
 
     verify: float
-    """The verifier, a sandbox of its own included."""
+    """The verifier, including a sandbox of its own."""
 
     stop: float
-    """Stopping the sandbox, and what else Harbor does at the end."""
+    """Stopping the sandbox, and Harbor's other work at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class PristineCheck:
     """The result of a task whose verifier has a pristine view."""
 
     paths: tuple[str, ...]
-    """What is carried from the policy's sandbox into the view."""
+    """The paths carried from the policy's sandbox into the view."""
 
     is_asked: bool
-    """Whether the task declares these paths, or the plan gives them: a policy is then graded so. Else they are
-    proposed, worked out from what the solution wrote."""
+    """Whether the task declares these paths or the plan gives them, so that a policy is graded so. Otherwise they are
+    proposed, derived from the files that the solution wrote."""
 
     oracle: float | None = None
     """Reward of the task's own solution."""
@@ -80,14 +80,14 @@ class PristineCheck:
     """Reward for reward hacking; None when it was not tried."""
 
     tricks: tuple[str, ...] = ()
-    """Which tricks score on their own, where reward hacking did."""
+    """Tricks that score on their own, where reward hacking did."""
 
     remains: tuple[str, ...] = ()
-    """What a policy could still plant in these paths for this task's verifier to run."""
+    """Kinds of files that a policy could still plant in these paths for this task's verifier to run."""
 
     @property
     def verdict(self) -> Verdict:
-        """The one word for this view; ``OK`` stands for ``UNPROVEN`` too."""
+        """The verdict on this view; ``OK`` stands for ``UNPROVEN`` too."""
         if self.oracle not in (None, SOLVED):
             return Verdict.UNSOLVED
         if self.nop not in (None, UNSOLVED):
@@ -102,7 +102,7 @@ class PristineCheck:
 
 @dataclass(frozen=True, slots=True)
 class TaskCheck:
-    """The verdict on one task, and what it rests on."""
+    """The verdict on one task, with the results behind it."""
 
     task: str
     """Name of the task's directory; the second of several with one name ends in ``~2``, and so on."""
@@ -111,75 +111,74 @@ class TaskCheck:
     """The task's directory."""
 
     source: str | None = None
-    """What named the task, as the user wrote it; None where its directory was given."""
+    """The source of the task as the user wrote it; None where its directory was given."""
 
     commit: str | None = None
     """The git commit it was taken from."""
 
     has_solution: bool = True
-    """Whether the task brings a solution."""
+    """Whether the task has a solution."""
 
     oracle: tuple[float, ...] = ()
-    """Rewards of the task's own solution in an episode, as a policy gets it, one a run that was graded."""
+    """Rewards of the task's own solution in an episode like a policy's, one for each graded run."""
 
     plain: float | None = None
     """Reward of the task's own solution in a plain Harbor trial; None when it was not graded."""
 
     kept: float | None = None
-    """Where the plain trial scores otherwise: reward of an episode that keeps what the solution left running."""
+    """If the plain trial's reward differs: reward of an episode that keeps processes that the solution left running."""
 
     stopped_processes: int = 0
-    """Processes that the solution left running, in the last of its episodes, and that were stopped before grading."""
+    """Processes that the solution left running in its last episode, and that were stopped before grading."""
 
     output: str = ""
-    """The end of what the verifier printed in the last run of the solution that was not rewarded in full, in an episode
-    if there was one."""
+    """The last lines of the verifier's output in the solution's last run without a full reward, in an episode if there
+    was one."""
 
     nop_output: str = ""
-    """The end of what the verifier printed in the last run of doing nothing that was rewarded."""
+    """The last lines of the verifier's output in the last run of doing nothing that was rewarded."""
 
     services: str | None = None
-    """How long the last start waited for services of the image's ENTRYPOINT, for people; None without any."""
+    """A sentence on how long the last start waited for services of the image's ENTRYPOINT; None without any."""
 
     nop: tuple[float, ...] = ()
-    """Rewards for doing nothing, one a run that was graded."""
+    """Rewards for doing nothing, one for each graded run."""
 
     forged: float | None = None
     """Reward for reward hacking; None when it was not tried or could not be graded."""
 
     tricks: tuple[str, ...] = ()
-    """Which tricks score on their own, where reward hacking did."""
+    """Tricks that score on their own, where reward hacking did."""
 
     voided: tuple[str, ...] = ()
-    """Which tricks leave no verdict, in either view, where reward hacking was tried trick by trick."""
+    """Tricks that leave no verdict, with or without a pristine view, where reward hacking was tried trick by trick."""
 
     lint: tuple[str, ...] = ()
-    """What ``harbor lint`` finds in the task's files, where the Harbor that is installed has it. It is no part of the
-    verdict."""
+    """Findings of ``harbor lint`` in the task's files, if the installed Harbor has it. The verdict ignores them."""
 
     oddities: tuple[str, ...] = ()
-    """What its author has probably not meant: tables that Harbor does not read, scripts with CRLF line ends."""
+    """Probable mistakes of the author: tables that Harbor does not read, scripts with CRLF line ends."""
 
     pristine: PristineCheck | None = None
-    """What it comes to in a pristine view; None where the sandbox has none, or no paths are known for one."""
+    """The result in a pristine view; None where the sandbox has none, or no paths are known for one."""
 
     phases: PhaseSeconds | None = None
-    """Where the time of the oracle's last episode went; of doing nothing's, where there is no solution."""
+    """Time by phase of the oracle's last episode; without a solution that of doing nothing."""
 
     seconds: float = 0.0
-    """Wall-clock time of the whole check, other tasks' at the same time included."""
+    """Wall-clock time of the whole check, in which other tasks may have been checked, too."""
 
     error: str | None = None
-    """What kept a trial from being graded, on one line."""
+    """Why a trial could not be graded, on one line."""
 
     refused: bool = False
     """Whether that error is the sandbox's refusal."""
 
     @property
     def verdict(self) -> Verdict:
-        """The one word; of several that apply the one that puts the others in doubt.
+        """The verdict; of several that apply the one that puts the others in doubt.
 
-        Where the task is graded in a pristine view, that one counts: reward hacking under Harbor's grading does not.
+        For a task graded in a pristine view, the view's verdict counts: reward hacking under Harbor's grading does not.
         """
         harbors = self.harbors_verdict
         if self.pristine is None or not self.pristine.is_asked or harbors not in _SOUND:
@@ -190,7 +189,7 @@ class TaskCheck:
 
     @property
     def harbors_verdict(self) -> Verdict:
-        """The one word for Harbor's grading, in which the verifier sees all of the policy's sandbox."""
+        """The verdict on Harbor's grading, in which the verifier sees all of the policy's sandbox."""
         if self.error is not None:
             return Verdict.REFUSED if self.refused else Verdict.ERROR
         if len(set(self.oracle)) > 1 or len(set(self.nop)) > 1:
@@ -207,7 +206,7 @@ class TaskCheck:
 
     @property
     def ok(self) -> bool:
-        """Return whether there is nothing to complain about."""
+        """Whether the verdict is ``OK``."""
         return self.verdict is Verdict.OK
 
     @property
@@ -220,7 +219,7 @@ class TaskCheck:
 
     @property
     def reason(self) -> str | None:
-        """The reason why the task is not ok, on one line; None when it is."""
+        """The reason for a verdict other than ``OK``, on one line; None for ``OK``."""
         if self.pristine is not None and self.verdict is not self.harbors_verdict:
             return self._why_not_pristine(self.pristine)
         match self.verdict:
@@ -283,7 +282,7 @@ class TaskCheck:
 
 
 _SOUND = (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE)
-"""What Harbor's grading may come to for the pristine view to have the last word."""
+"""Verdicts on Harbor's grading with which the pristine view's verdict counts."""
 
 _NO_SOLUTION = "the task has no solution/, so nothing shows that it can be solved"
 
@@ -293,7 +292,7 @@ def _names(tricks: tuple[str, ...]) -> str:
 
 
 def _odd_runs(agent: str, rewards: tuple[float, ...], expected: float) -> list[str]:
-    """Return which runs of an agent that scored differently did not score as they should."""
+    """Return the runs without the expected reward, if an agent's rewards differ."""
     if len(set(rewards)) < 2:
         return []
     return [f"{agent}, run {run}" for run, reward in enumerate(rewards, start=1) if reward != expected]

@@ -1,4 +1,4 @@
-"""Configuration objects: frozen, closed, passed whole."""
+"""Configuration objects: frozen, without unknown fields, passed whole."""
 
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +29,7 @@ AmbiguousFailures = Literal["zero", "infrastructure"]
 
 
 def describe_problems(error: ValidationError) -> str:
-    """Return on one line what is wrong with which fields."""
+    """Return the names of the invalid fields and their problems, on one line."""
     return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False))
 
 
@@ -59,22 +59,22 @@ class TerminalConfig(_Config):
     """Cap on every command's ``duration`` (seconds)."""
 
     wait: Literal["early", "exact"] = "early"
-    """``early``: ``duration`` is a ceiling. ``exact``: every command's whole ``duration`` is slept, without a floor, as
-    Terminus-2 does."""
+    """``early``: ``duration`` is a ceiling. ``exact``: every command waits its whole ``duration``, without a floor, as
+    under Terminus-2."""
 
     keys: Literal["exact", "literal", "harbor"] | None = None
-    """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``literal``: the same, and the
-    shell takes a line as it stands, without completion and history expansion, and control characters as characters.
+    """``exact``: a key's name on its own is that key, other text is sent byte by byte. ``literal``: the same, and the
+    shell reads a line unchanged, without completion and history expansion, and control characters as characters.
     ``harbor``: tmux reads the keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`.
     None: ``literal`` where the policy calls a tool with a command's text (``bash-tool``), else ``exact``."""
 
     transport: Literal["auto", "portable", "persistent"] = "auto"
     """``persistent`` keeps a channel into the sandbox open (local, docker, apptainer); ``portable`` is one ``exec`` per
-    step, anywhere; ``auto`` takes the first where it is available."""
+    step, on any sandbox; ``auto`` is ``persistent`` where that is available."""
 
 
 class TerminalEnvConfig(_Config):
-    """Everything an :class:`harbor_gym.AsyncTerminalGymEnv` needs to know."""
+    """The configuration of an :class:`harbor_gym.AsyncTerminalGymEnv`."""
 
     task_dir: _TaskPath
     """Harbor task directory (``task.toml``, ``instruction.md``, ``environment/``, ``tests/``), or ``task:NAME`` of one
@@ -88,10 +88,10 @@ class TerminalEnvConfig(_Config):
     """Keyword arguments for the sandbox class (Harbor's ``environment.kwargs``)."""
 
     setup_command: str | None = Field(default=None, min_length=1)
-    """Shell text that root runs before the policy comes, in the task's sandbox and with its network. Files are what
-    counts: what it leaves running may be gone. ``local`` and ``docker`` run it once, with the image's environment
-    alone, and start every sandbox from the files that it left. Any other sandbox runs it at each start, and so does
-    ``docker`` for a task with a Compose file, mounts or a declared volume (``info["setup"]``)."""
+    """Shell text that root runs before the policy starts, in the task's sandbox and with its network. Only files are
+    kept: processes that it leaves running may be gone. ``local`` and ``docker`` run it once, with the image's
+    environment only, and start every sandbox from the resulting files. Any other sandbox runs it at each start, and so
+    does ``docker`` for a task with a Compose file, mounts or a declared volume (``info["setup"]``)."""
 
     terminal: TerminalConfig = TerminalConfig()
     """Pane size, waits and the observation budget."""
@@ -102,24 +102,24 @@ class TerminalEnvConfig(_Config):
     mcp_tools: bool = True
     """In a format with tool calls (``bash-tool``), the tools of the task's MCP servers can be called like ``bash``: the
     servers are started or reached inside the sandbox, and ``instruction`` has the schemas. False, and in every other
-    format: the instruction names the servers, for the policy to use from its shell."""
+    format: the instruction names the servers, and the policy uses them from its shell."""
 
     start_from: Path | InstanceOf[Snapshot] | None = None
-    """Begin each episode where another one stood: a :class:`harbor_gym.Snapshot`, or the path of one. Its keystrokes
-    are typed in the fresh sandbox, and each screen is compared (:class:`harbor_gym.errors.ForkDivergedError`). What
-    that episode used of the budgets counts. Fields that are not given are the snapshot's."""
+    """Begin each episode at the turn of a :class:`harbor_gym.Snapshot`, given itself or by its path. Its keystrokes are
+    typed in the fresh sandbox, and each screen is compared (:class:`harbor_gym.errors.ForkDivergedError`). Its turns
+    and terminal time count toward the budgets. Fields that are not given are the snapshot's."""
 
     system_prompt: str | None = Field(default=None, min_length=1)
-    """The system message of a chat policy, in place of the action format's; it then has to state the format's rules.
-    None: the action format's."""
+    """The system message of a chat policy, which must then state the action format's rules. None: the action
+    format's."""
 
     max_turns: int | None = Field(default=50, ge=1)
     """Turns (calls of ``step``) after which the episode is truncated and verified; None is no limit."""
 
     time_limit_sec: float | None = Field(default=None, gt=0)
     """Seconds of terminal time after which the episode is truncated and verified; the policy's thinking time does not
-    count. None: the task's own ``[agent] timeout_sec``, if any; in a multi-step task that is each step's, or the step's
-    own, and the next step begins when it is over, as under Harbor."""
+    count. None: the task's own ``[agent] timeout_sec``, if any; in a multi-step task it, or the step's own, limits each
+    step, after which the next one begins, as under Harbor."""
 
     max_consecutive_parse_failures: int | None = Field(default=3, ge=1)
     """Unreadable actions in a row that end the episode; None is no limit."""
@@ -128,49 +128,49 @@ class TerminalEnvConfig(_Config):
     """Ask once for confirmation when the policy declares the task complete, as Terminus-2 does."""
 
     reward_key: str | None = None
-    """Which key of the verifier's rewards is the scalar. None: ``reward``, or the only key there is."""
+    """The key of the verifier's rewards that is the scalar. None: ``reward``, or the only key."""
 
     reward_function: str | None = None
-    """Make the scalar of all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``."""
+    """Compute the scalar from all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``."""
 
     step_rewards: bool = False
-    """In a multi-step task whose reward is the mean of its steps, pay each step's share of it with the transition that
-    ended the step; the last transition pays what is left. Either way the transitions sum to ``info["episode_reward"]``.
-    False: the last transition pays all of it."""
+    """In a multi-step task whose reward is the mean of its steps, give each step's share of it to the transition that
+    ended the step, and the rest to the last transition. False: the last transition has the whole reward. Either way the
+    transitions sum to ``info["episode_reward"]``."""
 
     zero_reward_on_limit: bool = False
-    """Pay nothing above 0 for an episode that a budget cut short (``info["truncated"]``): ``info["episode_reward"]`` is
-    at most 0. Negative ones stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the metrics
-    marks such an episode. A step that the task's own time limit ends before another one is no end of the episode."""
+    """Give no reward above 0 to an episode that a budget cut short (``info["truncated"]``): ``info["episode_reward"]``
+    is at most 0. Negative rewards stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the
+    metrics marks such an episode. A step's own time limit does not end the episode if another step follows."""
 
     keep_agent_processes: bool | None = None
-    """Keep the policy's processes running while the verifier runs (for tasks that ask for a service), and in a
-    multi-step task beyond. They can interfere with a verifier of the same sandbox, as far as their user's rights go.
+    """Keep the policy's processes running during grading (for tasks that ask for a service), and in a multi-step task
+    afterwards. They can interfere with a verifier in the same sandbox, as far as their user's rights allow.
     None: ``keep_agent_processes`` in the task's ``[metadata]``, else False."""
 
     verify_paths: Literal["auto", "off"] | tuple[PurePosixPath, ...] = "auto"
     """Grade in a pristine view: a verifier in the policy's sandbox gets the original image, with separate /tests, /tmp
     and /logs/verifier, and only these paths of the policy's files. Processes and network are the sandbox's.
-    ``auto``: the paths are ``verify_paths`` in the task's ``[metadata]``; without it, or on a sandbox without such a
-    view, which is logged once, grading is Harbor's. ``off``: it is Harbor's. Paths: these, and a sandbox without such a
-    view is a :class:`harbor_gym.errors.TaskError`."""
+    ``auto``: the paths of ``verify_paths`` in the task's ``[metadata]``; Harbor's grading where there are none or the
+    sandbox has no such view, which is logged once. ``off``: Harbor's grading. Given paths are a
+    :class:`harbor_gym.errors.TaskError` on a sandbox without such a view."""
 
     ambiguous_failures: AmbiguousFailures = "zero"
-    """What a missing verdict is that the policy may have caused, and the task as well: a verifier that ran out of time
-    or memory in the policy's own sandbox, where its tests load what the policy made, or a later step's set-up that
-    failed there. ``zero``: the policy's failure, reward 0, with the reason in ``info["breakage"]``.
+    """How to count a missing verdict that the policy or the task may have caused: a verifier that ran out of time or
+    memory in the policy's own sandbox, where its tests load the policy's files, or a later step's set-up that failed
+    there. ``zero``: the policy's failure, reward 0, with the reason in ``info["breakage"]``.
     ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
 
     verifier: dict[str, Any] = Field(default_factory=dict)
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
-    secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. The task's own stand in its task.toml."""
+    secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. A task sets its own in its task.toml."""
 
     harbor_server: str | None = None
     """Address of a ``harbor serve`` with an inference relay (Harbor 0.26) that runs the episodes of one of Harbor's
     agents in place of this process; its key is the environment variable HARBOR_API_KEY. docs/scale.md says more."""
 
     trials_dir: Path | None = None
-    """Keep each trial's folder (logs, result.json) under this directory. None: a temporary one, removed at close."""
+    """Keep each trial's folder (logs, result.json) below this directory. None: a temporary one, removed at close."""
 
     recording_path: Path | None = None
     """Record each episode here as an asciicast, replacing the last one. None: ``recording.cast`` in the trial's
@@ -184,7 +184,7 @@ class TerminalEnvConfig(_Config):
 
     @property
     def session(self) -> TerminalConfig:
-        """The terminal as it is opened: with the keys that the action format asks for."""
+        """The terminal's configuration with ``keys`` resolved for the action format."""
         if self.terminal.keys is not None:
             return self.terminal
         is_tool = self.action_format is ActionFormat.BASH_TOOL
@@ -224,16 +224,16 @@ FIELDS_WITH_AGENT = frozenset(
         *("verify_paths", "keep_agent_processes", "ambiguous_failures", "trials_dir", "harbor_server"),
     }
 )
-"""The further fields of :class:`TerminalEnvConfig` that an episode has in which one of Harbor's agents plays."""
+"""The fields of :class:`TerminalEnvConfig` that also apply to an episode of one of Harbor's agents."""
 
 _ALWAYS = frozenset({"task_dir", "sandbox", "sandbox_options", "step_rewards"})  # such an episode is paid once anyhow
 
 
 def require_fields_of_agents(config: TerminalEnvConfig) -> None:
-    """Check that a configuration has nothing that one of Harbor's agents would play without.
+    """Check that a configuration sets no field that an episode of one of Harbor's agents would ignore.
 
     Raises:
-        UsageError: A field of our own loop is not as it is by default.
+        UsageError: A field of our own loop differs from its default.
     """
     fields = TerminalEnvConfig.model_fields
     own = fields.keys() - FIELDS_WITH_AGENT - _ALWAYS
@@ -248,7 +248,7 @@ def require_fields_of_agents(config: TerminalEnvConfig) -> None:
 
 
 def require_fields_of_own_loop(config: TerminalEnvConfig) -> None:
-    """Check that a configuration has nothing that our own loop would play without.
+    """Check that a configuration sets no field that our own loop would ignore.
 
     Raises:
         UsageError: It names a server for the episodes of Harbor's agents.
@@ -267,11 +267,12 @@ class PoolLimits(_Config):
     """Starts per second in the long run. As many as may start at once are allowed in one burst."""
 
     max_failures: int = Field(default=3, ge=1)
-    """Failures in a row after which a waiting lease raises and no stock is made any more. Starts that failed side by
-    side count as one."""
+    """Failures in a row after which a waiting lease raises and no further sandboxes are prepared. Concurrent starts
+    that fail count as one."""
 
     backoff_sec: float = Field(default=1.0, gt=0)
-    """Pause after a first failure, doubled with each further one; a longer wait that the provider asks for is kept."""
+    """Pause in seconds after a first failure, doubled with each further one; a longer one that the provider requests
+    is kept."""
 
     max_backoff_sec: float = Field(default=60.0, gt=0)
-    """Ceiling on that doubling; not on what the provider asks for."""
+    """Ceiling on that doubling in seconds; not on a provider's request."""

@@ -1,4 +1,4 @@
-"""A running episode at a turn boundary, as a record from which others go on."""
+"""Snapshots: a running episode at a turn boundary, as a record from which other episodes go on."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harbor_gym.config import TerminalEnvConfig
 
 SNAPSHOT_FORMAT = 1
-"""Version of what a snapshot's file has beside an episode's transcript."""
+"""Version of the fields that a snapshot's file has beside a transcript's."""
 
 _OWN = ("task_digest", "seed", "messages")
 """The fields that a snapshot's file has beside a transcript's."""
@@ -24,38 +24,38 @@ _OWN = ("task_digest", "seed", "messages")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was done and seen in an episode so far; no files and no processes of its sandbox.
+    """The actions and observations of an episode so far, without files or processes of its sandbox.
 
     :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot` makes one, ``TerminalEnvConfig(start_from=…)`` goes on from it.
     """
 
     config: "TerminalEnvConfig"
-    """The episode's, with an absolute ``task_dir``, without its own start and its recording's place."""
+    """The episode's configuration, with an absolute ``task_dir``, without ``start_from`` and ``recording_path``."""
 
     turns: tuple[Turn, ...]
     """Every turn, as in an episode's transcript."""
 
     observation: str
-    """What the last turn showed; before the first one, the instruction and the first screen."""
+    """The last turn's observation; before the first turn, the instruction and the first screen."""
 
     start_info: EpisodeInfo
-    """What ``reset`` reported."""
+    """The ``info`` of ``reset``."""
 
     task_digest: str
-    """Of the task's files: an episode goes on in the same task alone. Empty where it is not known."""
+    """Digest of the task's files, as an episode goes on only in the same task; empty where it is unknown."""
 
     seed: int | None = None
     """The seed that ``reset`` was given."""
 
     tokens: tuple[int, ...] | None = None
-    """The prompt after the last turn, token by token, where :class:`harbor_gym.TokenTerminalEnv` made the snapshot."""
+    """Token ids of the prompt after the last turn, where :class:`harbor_gym.TokenTerminalEnv` made the snapshot."""
 
     messages: tuple[Mapping[str, Any], ...] | None = None
     """The chat so far, where :func:`harbor_gym.samplers.run_chat_episode` made the snapshot."""
 
     @property
     def turn(self) -> int:
-        """How many turns were taken."""
+        """The number of turns taken."""
         return len(self.turns)
 
     @property
@@ -70,7 +70,7 @@ class Snapshot:
         )
 
     def at(self, turn: int) -> Self:
-        """Return the snapshot of an earlier turn, with its tokens where they are known, and without a chat.
+        """Return the snapshot of an earlier turn, with its tokens if they are known, and without a chat.
 
         Raises:
             UsageError: There is no such turn.
@@ -85,14 +85,14 @@ class Snapshot:
         return replace(self, turns=earlier, observation=following.observation, tokens=tokens, messages=None)
 
     def write(self, path: Path) -> None:
-        """Write an episode's transcript in JSON, with what that lacks, to ``path``, whole or not at all.
+        """Write the snapshot to ``path`` as JSON, a transcript with further fields; whole or not at all.
 
         Raises:
-            UsageError: The configuration holds something that JSON has not.
+            UsageError: The configuration holds a value that JSON can't express.
         """
         transcript = self.transcript
         if transcript.settings is None:
-            raise UsageError("the snapshot can't be written: its configuration holds what JSON has not")
+            raise UsageError("the snapshot can't be written: its configuration holds a value that JSON can't express")
         own = {"format": SNAPSHOT_FORMAT} | {name: getattr(self, name) for name in _OWN}
         write_transcript(path, transcript, labels={"snapshot": own})
 
@@ -101,10 +101,10 @@ class Snapshot:
         """Read a snapshot, or an episode's transcript as one: before the turn that ended it.
 
         Args:
-            path: What :meth:`write` or :class:`SnapshotFile` wrote, or an ``.json`` of a run's folder ``transcripts``.
+            path: A file of :meth:`write` or :class:`SnapshotFile`, or a ``.json`` of a run's folder ``transcripts``.
 
         Raises:
-            UsageError: The file can't be read, is no snapshot, or one of another version.
+            UsageError: The file can't be read, is no snapshot, or has another version's format.
         """
         from harbor_gym.config import TerminalEnvConfig, describe_problems
 
@@ -113,7 +113,7 @@ class Snapshot:
         if own and own.get("format") != SNAPSHOT_FORMAT:
             raise UsageError(f"{path} has not the format {SNAPSHOT_FORMAT} of a snapshot, which this version reads")
         if transcript.settings is None:
-            raise UsageError(f"{path} does not tell its episode's configuration: no other can go on from it")
+            raise UsageError(f"{path} lacks its episode's configuration: no other episode can go on from it")
         try:
             known = TerminalEnvConfig.model_validate(transcript.settings)
         except ValidationError as exc:
@@ -133,10 +133,10 @@ class Snapshot:
 
 
 class SnapshotFile:
-    """A running episode on disk: :meth:`Snapshot.read` reads what was kept last, also after a kill in the middle.
+    """A running episode on disk: :meth:`Snapshot.read` reads its last snapshot, also after a kill during a write.
 
     Args:
-        path: The file; its folder is made if need be.
+        path: The file; its folder is made if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,12 +144,12 @@ class SnapshotFile:
         self._kept: Snapshot | None = None
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Write an episode's snapshot; of a later one, append only what it has since.
+        """Write an episode's snapshot; for a later one, append only what is new.
 
         Raises:
             UsageError: As :meth:`Snapshot.write`.
         """
-        kept, self._kept = self._kept, None  # behind a failed write the next one is whole
+        kept, self._kept = self._kept, None  # after a failed write the next one writes the whole snapshot
         if kept is None:
             snapshot.write(self._path)
         else:
@@ -159,7 +159,7 @@ class SnapshotFile:
 
 
 type KeepSnapshot = Callable[[Snapshot], Awaitable[None]]
-"""Takes an episode as it stands before the policy's next answer, to go on from it later."""
+"""Stores the snapshot before each answer of the policy, from which the episode can go on later."""
 
 
 def read_start(start: Path | Snapshot | None) -> Snapshot | None:
@@ -173,7 +173,7 @@ def read_start(start: Path | Snapshot | None) -> Snapshot | None:
     try:
         state = start.stat()
     except OSError:
-        return Snapshot.read(start)  # which states why
+        return Snapshot.read(start)  # its error states why
     return _read(start, state.st_ino, state.st_mtime_ns, state.st_size)
 
 
@@ -183,7 +183,7 @@ def _read(path: Path, *_version: int) -> Snapshot:
 
 
 def settings_of(config: object) -> dict[str, Any] | None:
-    """Return a terminal's configuration as JSON; None of another one, or where it holds what JSON has not."""
+    """Return a :class:`TerminalEnvConfig` as JSON values; None if it is no such object, or JSON can't express it."""
     from harbor_gym.config import TerminalEnvConfig
 
     if not isinstance(config, TerminalEnvConfig):

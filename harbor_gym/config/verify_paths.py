@@ -1,4 +1,4 @@
-"""The paths of the policy's sandbox that a verifier in a pristine view sees, and the sources that name them."""
+"""The paths of the policy's sandbox that a verifier in a pristine view sees."""
 
 from collections.abc import Iterable
 from pathlib import PurePosixPath
@@ -7,19 +7,19 @@ from typing import Literal
 from harbor_gym.errors import UsageError
 
 type VerifyPaths = Literal["auto", "off"] | tuple[PurePosixPath, ...]
-"""``auto`` is what the task declares, ``off`` is Harbor's grading; or the paths."""
+"""``auto`` (the task's own paths), ``off`` (Harbor's grading), or the paths."""
 
 _OWN_OF_A_VIEW = tuple(map(PurePosixPath, ("/tests", "/logs/verifier", "/tmp", "/proc", "/sys", "/dev")))
 
 
 def check_paths(paths: Iterable[object]) -> tuple[PurePosixPath, ...]:
-    """Return paths that a view can carry, without those that lie in another of them.
+    """Return the paths that a view carries, without those that lie below another one.
 
     Args:
-        paths: Text, or paths already.
+        paths: Text or paths.
 
     Raises:
-        ValueError: There is none, or one is not absolute, has ``..`` in it, or is what every view has of its own.
+        ValueError: There is none, or one is not absolute, contains ``..``, or overlaps a path that every view has.
     """
     checked = [_check(path) for path in paths]
     if not checked:
@@ -32,7 +32,7 @@ def parse_verify_paths(text: str) -> VerifyPaths:
     """Read a command line's ``auto``, ``off``, or paths with commas between.
 
     Raises:
-        UsageError: A path can't be one.
+        UsageError: A path is invalid.
     """
     if text == "auto" or text == "off":
         return text

@@ -27,10 +27,10 @@ class Format(NamedTuple):
     """How the policy repeats that the task is complete; the sentence goes on with "to confirm"."""
 
     try_again: str
-    """What the policy is told after a message that could not be read."""
+    """The request to the policy after a message that could not be read."""
 
     parse_with_tools: Callable[[str, Sequence[ToolDefinition]], ParsedAction] | None = None
-    """Of a format in which other tools than the terminal's can be called: reads one message, given these."""
+    """Reads one message that may call further tools beside the terminal's; None where the format has no calls."""
 
 
 _TERMINUS_JSON = """\

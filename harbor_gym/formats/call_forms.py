@@ -1,8 +1,8 @@
 """The forms in which model families write tool calls, read from an answer's text.
 
-Source: what the families' chat templates write for a call, and vLLM's tool parsers for what models make of it. Each
-reader returns the text outside calls, and the calls; one that can't be read stays in the text. None raises, and each
-takes time linear in the text for each call; only so many are tried that can't be read.
+Source: the families' chat templates, and vLLM's tool parsers for the variants that models write. Each reader returns
+the text outside calls, and the calls; a call that can't be read stays in the text. No reader raises, and each takes
+time linear in the text for each call; after a number of unreadable calls it stops.
 """
 
 import json
@@ -22,16 +22,16 @@ class CallForm:
     """One way to write tool calls."""
 
     name: str
-    """For messages."""
+    """Its name in error messages."""
 
     read: Callable[[str, Sequence[ToolDefinition]], Read]
     """Reads an answer without its thinking."""
 
     opening: str
-    """Pattern of how a call begins."""
+    """Pattern of a call's beginning."""
 
     has_short_ids: bool = False
-    """Whether the family's templates refuse ids of calls that are not nine letters and digits."""
+    """Whether the family's templates only accept call ids of nine letters and digits."""
 
 
 def looks_like_a_call(text: str) -> bool:
@@ -54,7 +54,7 @@ _GLM_VALUE_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>|\Z))")
 _GLM_END = re.compile(r"\s*(?:</tool_call>|\Z)")
 _MISTRAL_CALL = re.compile(r"\[TOOL_CALLS\]\s*(?:([^\s\[{]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*)?(?=[\[{])")
 _MAX_UNREAD = 20
-"""Calls without an end after which no more are looked for: each may have cost a look at the whole text."""
+"""Unreadable calls after which the search stops: each may have cost a scan of the whole text."""
 
 _LLAMA_GAP = re.compile(r"[\s;]*(?:<\|python_tag\|>)?\s*")
 
@@ -140,13 +140,13 @@ _CALL = re.compile("|".join(f"(?P<{group}>{form.opening})" for group, form in _B
 
 
 def find_opening(text: str, position: int = 0) -> tuple[CallForm, int] | None:
-    """Return the form and the place of the first call that opens from ``position`` on."""
+    """Return the form and the index of the first call that opens from ``position`` on."""
     found = _CALL.search(text, position)
     return None if found is None else (_BY_GROUP[found.lastgroup or ""], found.start())
 
 
 def read_any(text: str, tools: Sequence[ToolDefinition]) -> Read:
-    """Read an answer in the form that its first call has; where that reads none, in Hermes', then as calls alone."""
+    """Read an answer in the form of its first call; if that finds no call, in Hermes', then in Llama's."""
     first = find_opening(text)
     for form in (*((first[0],) if first else ()), HERMES, _LLAMA):
         if (read := form.read(text, tools))[1]:
@@ -172,7 +172,7 @@ def _read_blocks(
 
 
 def _typed(value: str, name: str, key: str, tools: Sequence[ToolDefinition]) -> Any:
-    """Return a value as its schema has it: these forms write a string as it is, and all else as JSON."""
+    """Return a value in the type of its schema: these forms write a string as it is, and other values as JSON."""
     properties = next((tool.parameters.get("properties") for tool in tools if tool.name == name), None)
     schema: Any = properties.get(key) if isinstance(properties, Mapping) else None
     types: Any = schema.get("type") if isinstance(schema, Mapping) else "string"

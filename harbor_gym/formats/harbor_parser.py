@@ -1,8 +1,8 @@
-"""The knowledge of the internals of Harbor's terminus-json-plain and terminus-xml-plain parsers, in one place.
+"""Load Harbor's terminus-json-plain and terminus-xml-plain parsers.
 
 Source: ``harbor/agents/terminus_2/terminus_{json,xml}_plain_parser.py`` of harbor 0.24: standard library only,
-stateless. Their package imports litellm (seconds, and a network fetch), so a file is loaded by its place and not by
-its name.
+stateless. Their package imports litellm (seconds, and a network fetch), so a file is loaded by its path, not by its
+name.
 """
 
 import functools
@@ -52,7 +52,7 @@ def load_harbor_parser(action_format: ActionFormat = ActionFormat.TERMINUS_JSON)
     """Load Harbor's parser of a terminus format without its package.
 
     Raises:
-        MissingDependencyError: the installed harbor does not have the parser where 0.24 has it.
+        MissingDependencyError: The installed harbor does not have the parser where 0.24 has it.
     """
     stem, class_name = _PARSERS[action_format]
     place = _DIRECTORY / f"{stem}.py"

@@ -1,4 +1,4 @@
-"""The ``keystrokes`` format: the whole message is typed as it stands."""
+"""The ``keystrokes`` format: the whole message is typed unchanged."""
 
 from harbor_gym.formats.parsed import ParsedAction, check_commands, failure, success
 
@@ -6,13 +6,13 @@ COMPLETE_SENTINEL = "<task_complete/>"
 """As a message's last line, on its own: the task is complete. The line itself is not typed."""
 
 KEYSTROKES_DURATION_SEC = 10.0
-"""Ceiling on the wait, since this format has no way to ask for one; an empty message waits that long."""
+"""Ceiling on the wait, since this format can't express one; an empty message waits that long."""
 
 
 def parse_keystrokes(text: str) -> ParsedAction:
     """Read one message of raw keystrokes: a line feed is Enter, and a message that is one key's name is that key.
 
-    Nothing is added and nothing taken away, so a message that does not end with a line feed leaves a line unfinished.
+    The text is not changed, so a message that does not end with a line feed leaves a line unfinished.
     """
     body = text.rstrip()
     complete = body.endswith(COMPLETE_SENTINEL)

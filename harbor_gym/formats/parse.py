@@ -1,4 +1,4 @@
-"""Parse a policy's message into keystrokes: never an exception for anything a model can write."""
+"""Parse a policy's action into commands. No text that a model can write raises."""
 
 from collections.abc import Sequence
 
@@ -15,16 +15,15 @@ def parse_action(
     format: ActionFormat = ActionFormat.TERMINUS_JSON,
     tools: Sequence[ToolDefinition] = (),
 ) -> ParsedAction:
-    """Read an action: text in the given format, or the commands themselves, which have no format.
+    """Read an action: text in the given format, or the commands themselves.
 
     Args:
         action: The action.
-        format: How its text is written.
-        tools: The tools that can be called beside the terminal's, in a format that has calls.
+        format: The format of its text.
+        tools: Further tools beside the terminal's, which a format with calls can call.
 
     Raises:
-        UsageError: ``action`` is neither text nor a sequence of commands, or a duration is negative or no number. A
-            model's text never raises.
+        UsageError: ``action`` is neither text nor a sequence of commands, or a duration is negative or no number.
     """
     if isinstance(action, str):
         if len(action) > MAX_MESSAGE_CHARS:

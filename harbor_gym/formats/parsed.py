@@ -7,26 +7,26 @@ from harbor_gym.formats.tool_text import ToolCall
 from harbor_gym.types import Command
 
 MAX_DURATION_SEC = 60.0
-"""Ceiling on a command's duration. Source: Terminus-2 clamps there, after its parser."""
+"""Ceiling on a command's duration in seconds. Source: Terminus-2 clamps to it, after its parser."""
 
 MAX_MESSAGE_CHARS = 16_000_000
 """Longer messages are refused unread."""
 
 _MAX_FEEDBACK_CHARS = 2_000
-"""A message can break every rule ten thousand times; the policy is shown the first few."""
+"""A message can have thousands of errors; the policy is shown this many characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAction:
-    """One action, ready to be carried out."""
+    """One action, ready to be executed."""
 
     commands: tuple[Command, ...]
     task_complete: bool
     error: str | None
-    """Why the action could not be read; then nothing is executed. Fit to be shown to the model."""
+    """Why the action could not be read; then nothing is executed. Can be shown to the model."""
 
     warning: str | None
-    """What was tolerated. Fit to be shown to the model."""
+    """Faults that were tolerated. Can be shown to the model."""
 
     analysis: str
     plan: str
@@ -35,7 +35,7 @@ class ParsedAction:
 
     @property
     def parts(self) -> Iterator[tuple[Command, ...] | ToolCall]:
-        """What is to be done, in order: commands that are typed in one go, and calls of other tools."""
+        """The action's parts in order: commands that are typed together, and calls of other tools."""
         done = 0
         for before, call in self.calls:
             if before > done:
@@ -67,7 +67,7 @@ def failure(error: str, warning: str = "", analysis: object = "", plan: object =
 
 
 def check_commands(pairs: Iterable[tuple[str, float]]) -> tuple[tuple[Command, ...], str | None]:
-    """Return the commands, or none of them and what is wrong with the first bad one."""
+    """Return the commands and None, or no commands and the fault of the first invalid one."""
     commands: list[Command] = []
     for number, (keystrokes, duration) in enumerate(pairs, start=1):
         if "\0" in keystrokes:
@@ -84,7 +84,7 @@ def as_list(warnings: Iterable[str]) -> str:
 
 
 def plain_text(value: object) -> str:
-    """Return text that can be encoded; what is not text is dropped, as it was never meant for a reader."""
+    """Return a text that UTF-8 can encode; empty for a value that is no text."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 

@@ -1,6 +1,6 @@
-"""The text of prompts for a chat policy: the protocol once, the task once, then only what is new.
+"""The text of prompts for a chat policy: the protocol once, the task once, then only new output.
 
-The wording is ours; the protocols are those that the parsers of ``harbor_gym.formats`` accept.
+The wording is this package's; the protocols are those that the parsers of ``harbor_gym.formats`` accept.
 """
 
 from typing import NamedTuple, Protocol
@@ -53,7 +53,7 @@ class Opening(NamedTuple):
 
 
 def opening(config: PromptConfig, instruction: str, screen: str) -> Opening:
-    """Return what precedes a policy's first message.
+    """Return the messages before a policy's first one.
 
     Args:
         config: The environment's configuration.
@@ -71,7 +71,7 @@ def system_message(config: PromptConfig) -> str:
 
 
 def first_message(instruction: str, screen: str) -> str:
-    """Return the first user message: the task's instruction, sent once, and the terminal as it stands.
+    """Return the first user message: the task's instruction, sent once, and the terminal's text.
 
     Args:
         instruction: The task's instruction, as Harbor hands it to an agent.
@@ -84,7 +84,7 @@ def confirmation_request(screen: str, action_format: ActionFormat = ActionFormat
     """Return the observation after a first ``task_complete``: the terminal, then the question.
 
     Args:
-        screen: What the commands of the same message printed.
+        screen: The output of the same message's commands.
         action_format: The format that the policy's messages are read in.
     """
     question = (
@@ -123,6 +123,6 @@ def next_step(instruction: str, screen: str) -> str:
 
     Args:
         instruction: The next step's instruction.
-        screen: The terminal as that step finds it.
+        screen: The terminal's text at the start of that step.
     """
     return f"[that step was graded; here is the next]\n{first_message(instruction, screen)}"

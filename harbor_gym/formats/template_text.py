@@ -1,4 +1,4 @@
-"""Text in which some parts may hold a chat format's marks, because this package wrote them."""
+"""Text in which the parts written by this package may hold a chat format's marks."""
 
 from collections.abc import Iterable
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable
 class TemplateText(str):
     """A message's text of which some parts belong to the chat format: their marks become control tokens.
 
-    A codec that keeps marks in content apart (:class:`harbor_gym.codecs.marks.Marks`) reads :attr:`parts`; for everyone
-    else it is a string. What is made from it by a string's own methods is plain content.
+    A codec that keeps marks in content apart (:class:`harbor_gym.codecs.marks.Marks`) reads :attr:`parts`; all other
+    code sees a string. The results of a string's own methods are plain content.
     """
 
     parts: tuple[str, ...] = ()
-    """The text in pieces: those of this class belong to the format, plain ones are content. Empty where the whole text
+    """The text in pieces: those of this class belong to the format, plain strings are content. Empty if the whole text
     belongs to the format."""
 
     @classmethod
     def join(cls, separator: str, parts: Iterable[str]) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]  # a constructor, where str has a method
-        """Return the parts with a separator between them; plain text where no part belongs to the format."""
+        """Return the parts joined by the separator; a plain string if no part belongs to the format."""
         pieces: list[str] = []
         for number, part in enumerate(parts):
             pieces += [separator] if number and separator else []

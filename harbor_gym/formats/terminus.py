@@ -1,7 +1,7 @@
-"""Terminus-2's two formats, by Harbor's own parsers and Harbor's own verdicts.
+"""Terminus-2's two formats, read by Harbor's own parsers.
 
-Added to them: nothing raises, ``task_complete`` is a bool, durations lie in [0, 60] (NaN is 1.0), keystrokes that no
-terminal can be sent (NUL, lone surrogates) are parse errors, and no message takes more than a linear time to read.
+Guarantees beyond theirs: nothing raises, ``task_complete`` is a bool, durations lie in [0, 60] (NaN is 1.0), keystrokes
+that can't be sent to a terminal (NUL, lone surrogates) are parse errors, and every message is read in bounded time.
 """
 
 from harbor_gym.formats.harbor_parser import load_harbor_parser
@@ -9,10 +9,10 @@ from harbor_gym.formats.parsed import ParsedAction, as_list, check_commands, fai
 from harbor_gym.types import ActionFormat
 
 _FOREIGN_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What Harbor's parsers were seen to raise, or could, for a message that a model can write."""
+"""Exceptions that Harbor's parsers may raise for a message that a model can write."""
 
 _MAX_SCANNED_CHARS = 100_000_000
-"""A quarter of a second for the XML parser's expressions, some of which read to the end for every tag left open."""
+"""About 0.25 s for the XML parser's expressions, some of which read to the end for every open tag."""
 
 _SECTIONS = ("analysis", "plan", "commands", "task_complete")
 
@@ -56,7 +56,7 @@ def _explain(error: Exception, action_format: ActionFormat) -> str:
 
 
 def _scanned_chars(text: str) -> int:
-    """Estimate how many characters the XML parser reads in vain, following its expressions from match to match."""
+    """Estimate how many characters the XML parser's expressions read without a match."""
     scanned = 0
     for section in _SECTIONS:
         start = text.find(f"<{section}>")

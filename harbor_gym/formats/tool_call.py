@@ -1,8 +1,8 @@
-"""The ``bash-tool`` format: calls of a tool ``bash``, in the forms that chat models write them in.
+"""The ``bash-tool`` format: calls of a tool ``bash``, in the forms that chat models write.
 
 Read, in this order of preference:
 
-1. every call in the form that the message's first one has, of those that chat templates write
+1. every call in the form of the message's first call, among those that chat templates write
    (:data:`harbor_gym.formats.call_forms.CALL_FORMS`): ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` (Hermes,
    Qwen), ``<function=…>`` (Qwen3-Coder), ``<arg_key>`` (GLM), ``[TOOL_CALLS]`` (Mistral), ``<|python_tag|>`` (Llama 3);
 2. one JSON object or a list of them: ``{"name", "arguments"}``, OpenAI's ``{"type": "function", "function": {…}}`` and
@@ -10,10 +10,10 @@ Read, in this order of preference:
    "name", "input"}``, Llama's ``{"name", "parameters"}``;
 3. a single fenced block of ``bash`` or ``sh``, with a warning.
 
-``bash`` takes ``command`` and, if it likes, ``timeout`` in seconds. The command is typed as it is, several lines
-included, and Enter after it; one that is a key's name (``C-c``) presses that key; an empty one only waits.
-``submit``, ``finish`` and ``task_complete`` declare the task complete. Calls of further tools, which the caller names,
-are left to it in their place. A call that can't be read rejects the message.
+``bash`` takes ``command`` and an optional ``timeout`` in seconds. The command is typed unchanged, also if it has
+several lines, and Enter after it; a key's name (``C-c``) presses that key; an empty command only waits.
+``submit``, ``finish`` and ``task_complete`` declare the task complete. Calls of further tools that the caller names are
+returned in their order. A call that can't be read rejects the message.
 """
 
 import json
@@ -62,7 +62,7 @@ def parse_tool_call(text: str, tools: Sequence[ToolDefinition] = ()) -> ParsedAc
 
     Args:
         text: The message.
-        tools: The tools that there are beside the terminal's.
+        tools: Further tools beside the terminal's.
     """
     analysis, body = _split_thinking(text)
     warnings: list[str] = []
@@ -104,7 +104,7 @@ def _find_calls(text: str, warnings: list[str], tools: Sequence[ToolDefinition])
             position = text.find(_TAG, end)
         return
     if blocks := _fenced_blocks(text):
-        # A fence may hold braces, so it is looked for before a bare object; JSON is fenced as json.
+        # A fence may hold braces, so it is tried before a bare object; JSON is fenced as json.
         if len(blocks) > 1:
             raise _CallError(f"Found {len(blocks)} fenced blocks; call one tool at a time: {_EXAMPLE}")
         warnings.append(f"Read from a fenced block; write a tool call instead: {_EXAMPLE}")
@@ -122,7 +122,7 @@ def _find_calls(text: str, warnings: list[str], tools: Sequence[ToolDefinition])
 
 
 def _find_form(text: str, decoder: json.JSONDecoder) -> tuple[CallForm | None, int]:
-    """Return the form and place of the first call that is in no JSON value: a bare call's command may hold one."""
+    """Return the form and index of the first call outside JSON values: a bare call's command may quote one."""
     found, end = find_opening(text), 0
     while found is not None and (opening := _OPENING.search(text, end, found[1])):
         try:
@@ -144,7 +144,7 @@ def _calls_in(form: CallForm, text: str, tools: Sequence[ToolDefinition]) -> Ite
 
 
 def _fenced_blocks(text: str) -> list[str]:
-    """Return the contents of the shell blocks; one that is left open is none."""
+    """Return the contents of the closed shell blocks."""
     blocks: list[str] = []
     block: list[str] | None = None
     for line in text.split("\n"):

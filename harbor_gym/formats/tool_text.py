@@ -48,7 +48,7 @@ class ToolCall:
     """The arguments as JSON text; arbitrary text for a tool that takes no JSON."""
 
     id: str = ""
-    """Identifier that a tool result refers to; empty where the caller gives out none."""
+    """Identifier that a tool result refers to; empty if the caller assigns none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ToolDefinition:
     """Its name."""
 
     description: str = ""
-    """What the model reads about it."""
+    """Its description for the model."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """JSON schema of its arguments."""
@@ -100,13 +100,13 @@ def write_result(content: str) -> str:
 def read_calls(text: str, tools: Sequence[ToolDefinition] = ()) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text outside tool calls, and the calls, which have no id yet.
 
-    A call that is not one JSON object with a name and arguments stays in the text: the reader sees what was written.
-    White space around calls is dropped; a text without calls comes back as it is. Never raises, in time linear in the
-    text's length for each opening tag.
+    A call that is not one JSON object with a name and arguments stays in the text. White space around calls is dropped;
+    a text without calls is returned unchanged. Never raises; takes time linear in the text's length for each opening
+    tag.
 
     Args:
         text: An answer without its thinking.
-        tools: The tools that were declared. Only those that are freeform matter: their text is taken out of the JSON.
+        tools: The declared tools. Only freeform ones matter: their text is taken out of the JSON.
     """
     freeform = {tool.name for tool in tools if tool.is_freeform}
     rest: list[str] = []
@@ -127,12 +127,12 @@ def read_calls(text: str, tools: Sequence[ToolDefinition] = ()) -> tuple[str, tu
 
 
 def encodable(text: str) -> str:
-    """Return ``text`` with each lone surrogate, which JSON can carry and no tokenizer takes, as U+FFFD."""
+    """Return ``text`` with U+FFFD for each lone surrogate, which JSON can hold and no tokenizer accepts."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def _read_call(text: str, position: int, freeform: set[str]) -> tuple[ToolCall, int] | None:
-    """Return the call whose JSON starts at ``position``, and where the text goes on behind it."""
+    """Return the call whose JSON starts at ``position``, and the index after it."""
     start = skip_blanks(text, position)
     try:
         value, end = json.JSONDecoder().raw_decode(text, start)
@@ -142,7 +142,7 @@ def _read_call(text: str, position: int, freeform: set[str]) -> tuple[ToolCall, 
     if call is None:
         return None
     closing = skip_blanks(text, end)
-    # A model cut at its token limit, or one that forgets the closing tag, has still written the whole call.
+    # An answer cut at its token limit, or without the closing tag, may still have the whole call.
     return call, closing + len(_END_TAG) if text.startswith(_END_TAG, closing) else end
 
 
@@ -178,7 +178,7 @@ def _call_json(call: ToolCall) -> str:
 
 
 def skip_blanks(text: str, position: int) -> int:
-    """Return the place of the first character from ``position`` on that is no white space."""
+    """Return the index of the first character from ``position`` on that is no white space."""
     while position < len(text) and text[position].isspace():
         position += 1
     return position

@@ -1,4 +1,4 @@
-"""Sources of tasks, and the selection from them: directories, git repositories, Harbor's registry."""
+"""Sources of tasks (directories, git repositories, Harbor's registry), and the selection of tasks from them."""
 
 from harbor_gym._runtime.shipped import resolve_shipped as task_path
 from harbor_gym._runtime.shipped import shipped_tasks

@@ -7,9 +7,9 @@ from harbor_gym.errors import UsageError
 
 
 def find_tasks(paths: list[Path]) -> list[Path]:
-    """Return the task directories at ``paths``: each one itself, or those directly inside it, by name; none twice.
+    """Return the task directories at ``paths``: each path itself, or those directly inside it, by name; none twice.
 
-    ``task:NAME`` is a task that is shipped.
+    ``task:NAME`` is a shipped task.
 
     Raises:
         UsageError: There is no such directory, or no task in it.

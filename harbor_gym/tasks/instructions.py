@@ -8,10 +8,10 @@ from harbor_gym.tasks.resolve import SourcedTask
 
 
 def read_instruction(task: str | Path | SourcedTask, *, step: int = 1) -> str:
-    """Return a task's instruction as its files have it, with Harbor's canary lines left out. Reads small files; blocks.
+    """Return a task's instruction from its files, without Harbor's canary lines. Reads small files; blocks.
 
-    It is what ``reset`` puts into ``info["instruction"]``, but for what only a sandbox knows: the list of its skills,
-    and the MCP servers' text beside it. A task that declares neither has the same text here and there.
+    It equals ``info["instruction"]`` of ``reset``, except for text that needs the sandbox: the list of its skills, and
+    the MCP servers' text.
 
     Args:
         task: The task's directory, or a task that :func:`harbor_gym.tasks.resolve_tasks` returned. Other sources than

@@ -1,4 +1,4 @@
-"""The files that a task directory may hold: its own, so that no other file of the machine gets into a prompt."""
+"""Check that a task directory holds only its own files, so that no other file of the machine gets into a prompt."""
 
 import os
 import stat
@@ -8,12 +8,12 @@ from harbor_gym.errors import TaskError
 
 
 def require_own_files(task_dir: Path) -> None:
-    """Refuse links out of a task directory, as Harbor does for tasks from git, and what is neither file nor directory.
+    """Refuse links out of a task directory, as Harbor does for tasks from git, and special files.
 
-    The directory may be reached over links itself, and links inside it stay allowed.
+    The directory's own path may have links, and links within it are allowed.
 
     Raises:
-        TaskError: The message names the link and where it leads.
+        TaskError: The message names the link and its target, or the file.
     """
     root = task_dir.resolve()
     for folder, folders, files in os.walk(root):

@@ -22,7 +22,7 @@ class TaskKind(StrEnum):
     """Two steps, each with its instruction and reward."""
 
     SERVICE = "service"
-    """What the policy starts runs on while it is graded."""
+    """The policy starts a service, which runs on during grading."""
 
     SEPARATE = "separate"
     """The verifier has a sandbox of its own."""
@@ -32,12 +32,12 @@ def write_task(folder: Path, kind: TaskKind = TaskKind.SINGLE, *, org: str = "ex
     """Write a small task that can be run, checked and changed; return its folder.
 
     Args:
-        folder: Where to write it. Its name is the task's; it must not exist, or be empty.
-        kind: What the task shows.
-        org: What stands before the name in ``task.toml``.
+        folder: The task's directory, new or empty. Its name is the task's.
+        kind: The template.
+        org: The organization before the name in ``task.toml``.
 
     Raises:
-        UsageError: The folder holds something, or a name can't be a task's.
+        UsageError: The folder is not empty, or a name can't be a task's.
     """
     name = folder.resolve().name
     for word in (name, org):
@@ -48,14 +48,14 @@ def write_task(folder: Path, kind: TaskKind = TaskKind.SINGLE, *, org: str = "ex
     try:
         _copy_template(folder, kind, org)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # half a task would be in the way of the next attempt
+        shutil.rmtree(folder, ignore_errors=True)  # a partial task would make the next attempt fail
         raise
     return folder
 
 
 def _copy_template(folder: Path, kind: TaskKind, org: str) -> None:
     with resources.as_file(resources.files(__package__).joinpath("templates", kind.value)) as template:
-        # An installer may have compiled what lies there, and need not have kept the modes.
+        # An installer may have compiled the files, and need not have kept their modes.
         shutil.copytree(template, folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"), dirs_exist_ok=True)
     for script in folder.rglob("*.sh"):
         script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What a task's author has probably not meant, and Harbor takes without a word."""
+"""Probable mistakes in a task that Harbor accepts silently."""
 
 import contextlib
 import tomllib

@@ -1,4 +1,4 @@
-"""The order of tasks: shuffled epochs, with weights, the same for every reader of any place in it."""
+"""The order of tasks: shuffled epochs with weights, reproducible from any index."""
 
 import bisect
 import math
@@ -10,7 +10,7 @@ from harbor_gym.errors import UsageError
 
 
 class TaskOrder:
-    """An endless sequence of tasks, in epochs. What stands at a place depends on nothing but the arguments.
+    """An endless sequence of tasks, in epochs. The task at an index depends only on the arguments.
 
     In an epoch each task comes as often as its weight: at weight 1 once, at 2 twice, at 0.5 in every other epoch.
 
@@ -37,7 +37,7 @@ class TaskOrder:
         self._last: tuple[int, list[int]] = (-1, [])
 
     def __getitem__(self, place: int) -> int:
-        """Return which task, counted as in ``weights``, stands at ``place``, counted from 0."""
+        """Return the index in ``weights`` of the task at ``place``, from 0."""
         epochs = range(int((place + len(self._weights) + 1) / sum(self._weights)) + 2)
         epoch = bisect.bisect_right(epochs, place, key=self.places_before) - 1
         return self._epoch(epoch)[place - self.places_before(epoch)]

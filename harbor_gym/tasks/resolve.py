@@ -32,16 +32,16 @@ class SourcedTask:
     """One task on this machine, and where it came from."""
 
     name: str
-    """Unlike any other's in its list: the directory's name, with ``~2`` and so on for a second one called the same."""
+    """Unique in its list: the directory's name, with ``~2`` and so on for further tasks of that name."""
 
     path: Path
-    """Its directory. One in Harbor's cache is not to be changed."""
+    """Its directory. Do not change one in Harbor's cache."""
 
     source: str
     """The source that named it."""
 
     digest: str
-    """``sha256:…`` of the task's files, as Harbor's packages have it."""
+    """``sha256:…`` of the task's files, as in Harbor's packages."""
 
     commit: str | None = None
     """The git commit it was taken from."""
@@ -54,16 +54,16 @@ async def resolve_tasks(
     registry_url: str | None = None,
     download_dir: Path | None = None,
 ) -> list[SourcedTask]:
-    """Return the tasks that the sources mean, in their order and none twice; fetch what isn't here yet.
+    """Return the tasks of the sources, in their order and none twice; fetch those that aren't here yet.
 
-    Directories are used where they are. What comes from git or a registry lies in Harbor's own cache afterwards, and
-    is fetched once: a full commit that is there already needs no network. A branch or tag is asked for each time.
+    Directories are used in place. Tasks from git or a registry are fetched once, into Harbor's own cache: a full commit
+    that is already there needs no network. A branch or tag is looked up each time.
 
     Args:
-        sources: As :func:`parse_spec` reads them; a task that is resolved already is taken as it is.
+        sources: As :func:`parse_spec` reads them; an already resolved task is taken as it is.
         registry_path: A ``registry.json`` to look registry names up in.
         registry_url: The address of one. With neither, ``org/name`` is looked up in Harbor's registry.
-        download_dir: Instead of Harbor's cache.
+        download_dir: The folder for fetched tasks instead of Harbor's cache.
 
     Raises:
         UsageError: A source can't be read, or a directory holds no task.
@@ -123,7 +123,7 @@ async def _from_git(spec: GitSpec, download_dir: Path | None) -> list[tuple[Path
 
 
 async def _commit_of(spec: GitSpec) -> str:
-    """Return the commit that the spec means now."""
+    """Return the commit that the source's ref names now."""
     if spec.ref is not None and len(spec.ref) in _FULL_COMMIT_LENGTHS and _is_hex(spec.ref):
         return spec.ref.lower()
     from harbor.utils.git import select_ls_remote_sha
@@ -203,7 +203,7 @@ def _require_registry(path: Path) -> None:
 
 
 async def _package_ids(spec: RegistrySpec) -> Sequence["GitTaskId | LocalTaskId | PackageTaskId"]:
-    """Return what a name in Harbor's own registry means: one task, or a dataset's tasks."""
+    """Return the tasks of a name in Harbor's own registry: one task, or a dataset's."""
     from harbor.db.client import RegistryDB
     from harbor.models.package.reference import PackageReference
     from harbor.models.task.id import PackageTaskId
@@ -240,7 +240,7 @@ async def _download(
 
 
 def _is_broken(result: "TaskDownloadResult") -> bool:
-    """Return whether what was fetched earlier holds no task any more, or not the files that its digest names."""
+    """Return whether a task fetched earlier is missing files, or does not match its digest."""
     from harbor.publisher.packager import Packager
 
     if not result.cached:
@@ -249,14 +249,14 @@ def _is_broken(result: "TaskDownloadResult") -> bool:
         find_tasks([result.path])
     except UsageError:
         return True
-    if result.content_hash is None:  # a repository's: nothing says what it held
+    if result.content_hash is None:  # from a repository: there is no digest to compare with
         return False
     return Packager.compute_content_hash(result.path)[0] != result.content_hash.removeprefix("sha256:")
 
 
 @contextmanager
 def _foreign_errors(of: str) -> Generator[None]:
-    """Make one error of ours of what Harbor's clients raise: they wrap git, HTTP and a database, each with its own."""
+    """Turn every error of Harbor's clients into a TaskSourceError: those of git, HTTP and a database differ."""
     try:
         yield
     except HarborGymError:

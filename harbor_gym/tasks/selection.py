@@ -1,4 +1,4 @@
-"""Select tasks: by conditions on their task.toml, and in two parts for training and testing."""
+"""Select tasks by conditions on their task.toml, and split them for training and testing."""
 
 import hashlib
 import re
@@ -16,9 +16,9 @@ _CONDITION = re.compile(r"(?P<key>[\w.-]+)(?P<operator>!?=)(?P<values>.+)")
 def filter_tasks(tasks: Sequence[SourcedTask], conditions: Sequence[str]) -> list[SourcedTask]:
     """Return the tasks whose task.toml meets every condition, in their order.
 
-    A condition is ``key=value``, ``key=one,another`` (either will do) or ``key!=value``. The key is looked for in
-    ``[metadata]``, then in ``[task]``; one with dots is a place in the file, as in ``agent.user=root``. A list, such as
-    ``keywords``, equals each of its elements; a key that isn't there equals nothing.
+    A condition is ``key=value``, ``key=one,another`` (either value matches) or ``key!=value``. The key is looked up in
+    ``[metadata]``, then in ``[task]``; a key with dots is a path in the file, as in ``agent.user=root``. A list, such
+    as ``keywords``, equals each of its elements; a missing key equals nothing.
 
     Raises:
         UsageError: A condition can't be read, or no task is left.
@@ -34,14 +34,14 @@ def filter_tasks(tasks: Sequence[SourcedTask], conditions: Sequence[str]) -> lis
 def split_tasks(
     tasks: Sequence[SourcedTask], *, test_fraction: float = 0.0, test_tasks: Sequence[str] = (), seed: int = 0
 ) -> tuple[list[SourcedTask], list[SourcedTask]]:
-    """Part the tasks in those to train on and those to test on.
+    """Split the tasks into those to train on and those to test on.
 
-    A fraction is drawn by name and seed: the order of the tasks changes nothing, and a task more moves few of the rest.
+    A fraction is drawn by name and seed: the tasks' order does not matter, and an added task moves few of the others.
 
     Args:
         tasks: All of them.
-        test_fraction: Share to test on, rounded to whole tasks but neither none nor all.
-        test_tasks: The names to test on instead.
+        test_fraction: Share to test on, rounded to whole tasks: at least one, and not all.
+        test_tasks: The names of those to test on instead.
         seed: Draws the fraction.
 
     Raises:

@@ -35,7 +35,7 @@ class GitSpec:
     """Commit, branch or tag; None is the repository's HEAD."""
 
     path: str
-    """In the repository."""
+    """Path in the repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ type Spec = DirectorySpec | GitSpec | RegistrySpec
 def parse_spec(text: str | Path) -> Spec:
     """Read a source of tasks.
 
-    A path that exists is that directory, whatever else it looks like, and so is everything that begins with ``.``,
-    ``/`` or ``~``. In a git source the path defaults to ``tasks``, as it does in Harbor.
+    A path that exists, and any text that begins with ``.``, ``/`` or ``~``, is a directory. In a git source the path
+    defaults to ``tasks``, as in Harbor.
 
     Raises:
         UsageError: It is none of these.

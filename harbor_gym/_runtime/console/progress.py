@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Generator
 
 type ShowBar = Callable[[str, int, int | None, str], None]
-"""Called as ``bar(phase, done, total, detail)``. The phase is over when ``done`` is ``total``; where the total is not
-known it is None, and ``done`` are seconds."""
+"""Called as ``bar(phase, done, total, detail)``. The phase is over when ``done`` equals ``total``. An unknown total is
+None, and ``done`` counts seconds then."""
 
 SLOW_SEC = 2.0
-"""How long work that is mostly over at once is not shown, in seconds."""
+"""Seconds before work that is usually quick is shown."""
 
 _TICK_SEC = 1.0
 
@@ -25,7 +25,7 @@ def show_no_bar(phase: str, done: int, total: int | None, detail: str) -> None:
 
 @contextlib.contextmanager
 def shown_by(bar: ShowBar) -> Generator[None]:
-    """Show the long work of this process, in whichever thread, by ``bar`` while the block runs."""
+    """Show this process's long work, of all its threads, with ``bar`` during the block."""
     _receivers.append(bar)
     try:
         yield
@@ -34,7 +34,7 @@ def shown_by(bar: ShowBar) -> Generator[None]:
 
 
 class Work:
-    """Long work of this process: shown once, however many parts of the process wait for it."""
+    """Long work of this process: shown once, however many threads and tasks wait for it."""
 
     def __init__(self, phase: str, detail: str) -> None:
         self._phase, self.detail = phase, detail
@@ -44,7 +44,7 @@ class Work:
         self.holders = 0
 
     def begin(self) -> None:
-        """Show it from now on, if it is not shown yet."""
+        """Show the work from now on. Idempotent."""
         with _lock:
             if self._due.is_set():
                 return
@@ -52,11 +52,11 @@ class Work:
         self._show(self.seconds, None, self.detail)
 
     def tell(self, detail: str) -> None:
-        """Show this beside it from now on."""
+        """Show ``detail`` beside the phase from now on."""
         self.detail = detail
 
     def follow(self, delay_sec: float) -> None:
-        """Show it every second, from when it has begun or the delay is over."""
+        """Show the work every second, once it has begun or the delay is over."""
         self._thread = threading.Thread(target=self._follow, args=(delay_sec,), name="harbor-gym-progress", daemon=True)
         self._thread.start()
 
@@ -72,7 +72,7 @@ class Work:
 
     @property
     def seconds(self) -> int:
-        """How long it has been going on."""
+        """Whole seconds since the work began."""
         return round(time.monotonic() - self._started)
 
     def _follow(self, delay_sec: float) -> None:
@@ -83,20 +83,20 @@ class Work:
 
     def _show(self, done: int, total: int | None, detail: str) -> None:
         if _receivers:
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            with contextlib.suppress(OSError, ValueError):  # the output was closed
                 _receivers[-1](self._phase, done, total, detail)
 
 
 @contextlib.contextmanager
 def ticking(phase: str, detail: str = "", *, delay_sec: float = 0.0) -> Generator[Work]:
-    """Show that the block is running: at once, then how long it has been, and its end.
+    """Show that the block is running: its start, its duration every second, and its end.
 
-    Where several blocks of one phase run at the same time they are shown as one.
+    Concurrent blocks of one phase are shown as one.
 
     Args:
-        phase: What is going on, with what it is done to.
-        detail: What else is known of it.
-        delay_sec: How long nothing is shown unless the block calls :meth:`Work.begin`: most are over before.
+        phase: The work and its object.
+        detail: Further text.
+        delay_sec: Seconds before anything is shown, unless the block calls :meth:`Work.begin`.
     """
     with _lock:
         work = _running.get(phase)

@@ -4,7 +4,7 @@ import io
 from collections.abc import Collection, Sequence
 
 _WIDTH = 100_000
-"""Columns of the page that a table is laid out on: more than any has, so that nothing is wrapped or cut."""
+"""Columns of the page that a table is laid out on: more than any table has, so that nothing is wrapped or cut."""
 
 
 def plain_table(
@@ -13,16 +13,16 @@ def plain_table(
     """Return a table with two spaces between its columns.
 
     Args:
-        head: The columns' titles; empty for a table without.
-        rows: Cells, as many in each row. Lines of one cell lie below one another.
-        right: Columns, counted from 0, whose cells end below one another.
-        widths: The first columns' least widths in characters, for a table whose rows are printed one at a time.
+        head: The columns' titles; empty for a table without titles.
+        rows: Cells, equally many in each row. A cell may have several lines.
+        right: Indices of the right-aligned columns, from 0.
+        widths: Minimum widths of the first columns in characters, for a table whose rows are printed one at a time.
     """
     return _render(head, rows, right, widths)
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    """Return a table that Markdown shows as one; the arguments are those of :func:`plain_table`."""
+    """Return a Markdown table; the arguments are those of :func:`plain_table`."""
     rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     titles, rule, *lines = _render(head, rows, right, is_markdown=True).splitlines()
     marks = [f"{part[:-1]}:" if number in right else part for number, part in enumerate(rule.strip("|").split("|"))]
@@ -48,7 +48,7 @@ def _render(
         width = widths[number] if number < len(widths) else None
         table.add_column(Text(title), justify="right" if number in right else "left", no_wrap=True, min_width=width)
     for row in rows:
-        # A Text is shown as it is, without markup and emoji codes, but for tabs: their width is taken for one column.
+        # A Text is shown as it is, without markup and emoji codes, except tabs: rich counts them as one column.
         table.add_row(*(Text(cell.expandtabs()) for cell in row))
     page = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
     with page.capture() as captured:

@@ -80,7 +80,7 @@ async def test_a_lint_that_fails_is_a_line_and_no_verdict(tmp_path: Path) -> Non
     (tmp_path / "dataset.toml").write_text("[metadata.harbor.lint]\nignore = 3\n")
     plan = CheckPlan(environment_config("harbor_gym.testing:FakeEnvironment"), tmp_path / "trials")
     (check,) = await check_tasks([task], plan)
-    assert check.lint == ("nothing was looked at: BadParameter, of the task's files or their permissions",)
+    assert check.lint == ("the task can't be linted: BadParameter, from its files or their permissions",)
     assert check.error is None or "lint" not in check.error
 
 

@@ -22,7 +22,7 @@ def env(tmp_path: Path) -> AsyncTerminalGymEnv:
 def test_a_second_asyncio_run_is_refused_and_a_third_may_start_anew(env: AsyncTerminalGymEnv) -> None:
     asyncio.run(env.reset())
     for call in (lambda: env.step(TRUE), lambda: env.truncate(EndReason.MAX_TURNS), env.finish):
-        with pytest.raises(UsageError, match=r"which has ended and the episode with it\. Each asyncio.run makes"):
+        with pytest.raises(UsageError, match=r"which was closed, and the episode with it\. Each asyncio.run makes"):
             asyncio.run(call())
 
     async def play() -> Any:

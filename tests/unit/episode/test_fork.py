@@ -513,7 +513,7 @@ async def test_an_episodes_transcript_is_a_snapshot_before_its_last_turn(tmp_pat
     with pytest.raises(UsageError, match="the file has no tokens"):
         await token_env(start).reset()
     path.write_text(json.dumps({**document, "settings": None}))
-    with pytest.raises(UsageError, match="does not tell its episode's configuration"):
+    with pytest.raises(UsageError, match="lacks its episode's configuration"):
         Snapshot.read(path)
 
 
