@@ -1,7 +1,7 @@
-"""The methods of a Harbor sandbox and task that an episode replaces, on the one instance of its own trial.
+"""The methods of Harbor's sandboxes and tasks that an episode replaces on the instances of its own trial.
 
-Harbor has no hook at these moments. tests/unit/episode/test_harbor_patches.py names the parts of Harbor that call the
-methods, and fails where an upgrade changes one of them.
+Harbor has no hooks at these moments. tests/unit/episode/test_harbor_patches.py names the parts of Harbor that call the
+methods, and fails if an upgrade changes one of them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class _QuietTask(Task):
 
 
 def silence_checksum(task: Task) -> None:
-    """Let Harbor's trial read its task's checksum without the warning of Harbor's own, which may be made an error."""
+    """Suppress Harbor's warning when its trial reads the task's checksum: warnings may be turned into errors."""
     task.__class__ = _QuietTask
 
 
 def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException], None]) -> None:
-    """Note the object that starting raises: Harbor's result keeps its name and text, not what hangs on it."""
+    """Call ``note`` with the exception that a start raises: Harbor's result keeps only its name and text."""
     start = environment.start
 
     async def noted(force_build: bool) -> None:
@@ -52,13 +52,13 @@ def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException
 
 
 def keep_closed(environment: BaseEnvironment, verifier_dir: PurePath, before: Callable[[], Awaitable[None]]) -> None:
-    """Let Harbor empty a step's verifier directory once more, but not open it to all: kept processes wait there.
+    """Let Harbor empty a step's verifier directory again, but not make it writable for all: kept processes may write.
 
     Args:
         environment: The sandbox.
         verifier_dir: The directory that stays closed.
-        before: Awaited first. Harbor empties directories before all else when it prepares a step, so that is also the
-            end of the step before.
+        before: Awaited first. Harbor's first action on a new step is to empty directories, so this is also the end of
+            the step before.
     """
     empty_dirs = environment.empty_dirs
 
@@ -87,7 +87,7 @@ def leave_out_reward_removal(environment: BaseEnvironment, verifier_dir: PurePat
 
 
 def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awaitable[None]]) -> None:
-    """Await ``examine`` before Harbor stops the sandbox: there is none afterwards."""
+    """Await ``examine`` before Harbor stops the sandbox."""
     stop = environment.stop
 
     async def examined(delete: bool) -> None:
@@ -98,7 +98,7 @@ def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awai
 
 
 def precede_commands(environment: BaseEnvironment, before: Callable[[], Awaitable[None]]) -> None:
-    """Await ``before`` at each command. A step's first command asks where its set-up goes."""
+    """Await ``before`` at each command, of which a step's first begins its set-up."""
     environment.exec = _preceded(environment.exec, before)
 
 

@@ -1,4 +1,4 @@
-"""The agent that a Harbor trial runs when the policy lives outside the trial."""
+"""The agent that a Harbor trial runs when the policy is outside the trial."""
 
 import asyncio
 import contextvars
@@ -20,7 +20,7 @@ IMPORT_PATH = f"{__name__}:PolicyAgent"
 
 
 class PhaseHandler(Protocol):
-    """The waiting side of a trial: called when the agent's turn has come."""
+    """The receiver of a trial's agent phases."""
 
     async def open_phase(
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, resources: Resources
@@ -41,7 +41,7 @@ class PolicyAgent(BaseAgent):
     capabilities: ClassVar[AgentCapabilities] = AgentCapabilities.model_validate(
         {"skills": True, "mcp_servers": True, **header_capability()}
     )
-    """What the task declares of these is added to the policy's instruction."""
+    """Harbor passes the task's skills and MCP servers to such an agent, which adds them to the instruction."""
 
     def __init__(self, *args: Any, phase_handler: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,7 +75,7 @@ class PolicyAgent(BaseAgent):
 
 
 def register(key: str, phase_handler: PhaseHandler) -> Callable[[], None]:
-    """Make ``phase_handler`` reachable under ``key`` for a trial in this process; call the result to forget it."""
+    """Register ``phase_handler`` under ``key`` for a trial in this process; the returned function removes it."""
     phase_handlers = PolicyAgent._phase_handlers  # pyright: ignore[reportPrivateUsage]  # same file, one registry
     phase_handlers[key] = phase_handler
 

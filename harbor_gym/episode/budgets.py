@@ -1,14 +1,14 @@
-"""The budgets of an episode, and what it has spent of them."""
+"""The budgets of an episode, and the amounts spent."""
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.types import EndReason
 
 
 class EpisodeBudgets:
-    """Turns, terminal time and answers that can't be read, of one episode.
+    """The turns, terminal time and unreadable answers of one episode.
 
     Args:
-        config: Sets the limits.
+        config: The configuration with the limits.
     """
 
     def __init__(self, config: TerminalEnvConfig) -> None:
@@ -17,7 +17,7 @@ class EpisodeBudgets:
         self._time_limit_sec: float | None = None
         self._limited_from_sec = 0.0
         self.turns = 0
-        """Turns that were taken."""
+        """The number of turns taken."""
         self.terminal_sec = 0.0
         """Seconds that the policy's commands took, in all steps."""
 
@@ -40,13 +40,13 @@ class EpisodeBudgets:
         self._limited_from_sec = self.terminal_sec if own is None else 0.0
 
     def note_parsing(self, *, is_failed: bool) -> EndReason | None:
-        """Count an answer that could be read, or not; return the end of the episode if those in a row are too many."""
+        """Count an answer; return the end of the episode after too many unreadable ones in a row, else None."""
         self._parse_failures = self._parse_failures + 1 if is_failed else 0
         limit = self._config.max_consecutive_parse_failures
         return EndReason.PARSE_FAILURES if limit is not None and self._parse_failures >= limit else None
 
     def exhausted(self) -> EndReason | None:
-        """Return the budget that is spent; None while there is something left of each."""
+        """Return the reason to end for a spent budget; None while none is spent."""
         if self._config.max_turns is not None and self.turns >= self._config.max_turns:
             return EndReason.MAX_TURNS
         if self._time_limit_sec is not None and self._limited_sec >= self._time_limit_sec:

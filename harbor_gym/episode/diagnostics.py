@@ -13,11 +13,11 @@ _FILES = {
     "verifier_output": ("verifier/test-stdout.txt", "steps/*/verifier/test-stdout.txt"),
     "trial_log": ("trial.log",),
 }
-"""Name of a diagnostic → where a trial's folder has it."""
+"""Name of a diagnostic → its paths in a trial's folder."""
 
 
 def read_diagnostics(trial_dir: Path) -> dict[str, str]:
-    """Return the ends of the trial's own records: ``exception``, ``verifier_output``, ``trial_log``; absent ones not.
+    """Return the ends of a trial's records by name: ``exception``, ``verifier_output``, ``trial_log``, if they exist.
 
     Args:
         trial_dir: The trial's folder, which may be half written.
@@ -35,14 +35,14 @@ class VerifierReport:
     """A verifier's output and files, without its rewards."""
 
     output: str
-    """The end of what it printed."""
+    """The end of its output."""
 
     files: Mapping[str, int]
-    """Path in its folder → size in bytes, of the first few by name."""
+    """Path in its folder → size in bytes, for the first 50 paths by name."""
 
 
 def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
-    """Return what the verifier of a trial, or of one of its steps, left.
+    """Return the output and files of the verifier of a trial, or of one of its steps.
 
     Args:
         trial_dir: The trial's folder.
@@ -58,11 +58,11 @@ def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
 
 
 def _is_plain(file: Path) -> bool:
-    return file.is_file() and not file.is_symlink()  # a sandbox may have made it: follow nothing
+    return file.is_file() and not file.is_symlink()  # a sandbox may have made it: no link is followed
 
 
 def _tail(file: Path, trial_dir: Path) -> str:
-    """Return the end of a file of a trial; empty where it is none, or a sandbox put something else in its place."""
+    """Return the end of a trial's file; empty if it is missing or no regular file."""
     try:
         stream = open_regular(file, trial_dir)
     except OSError:

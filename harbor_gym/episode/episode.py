@@ -1,4 +1,4 @@
-"""Harbor's Trial turned inside out: the caller is the agent."""
+"""Harbor's Trial with inverted control: the caller acts as the agent."""
 
 import asyncio
 import contextvars
@@ -50,10 +50,10 @@ _NO_AGENT_TIMEOUT_SEC = 10.0 * 365 * 24 * 3600
 
 @dataclass(frozen=True)
 class AgentPhase:
-    """The policy's turn: a sandbox that is up, and what to do in it."""
+    """An agent phase of the trial: a running sandbox, and the policy's instruction."""
 
     instruction: str
-    """The task's instruction, or the current step's in a multi-step task, and what else is offered to the policy."""
+    """The task's instruction, or in a multi-step task the current step's, with the lists of :attr:`resources`."""
 
     environment: BaseEnvironment
     """The running sandbox. It belongs to the trial: never stop it from here."""
@@ -79,7 +79,7 @@ class PhaseEnd:
     """The verifier's result for the phase that just ended."""
 
     rewards: Mapping[str, float]
-    """Every key that the verifier wrote."""
+    """Every key of the verifier's rewards."""
 
     next_phase: AgentPhase | None
     """The next step of a multi-step task, or None at the end of the episode."""
@@ -91,7 +91,7 @@ class PhaseEnd:
     """At the end of the episode: the task's rewards, for a multi-step task combined by its own strategy."""
 
     stopped_processes: int
-    """Processes of the policy's that were still running and were killed before grading."""
+    """Processes of the policy that still ran and were killed before grading."""
 
     oom_kills: int | None
     """Processes that the sandbox's memory limit killed during the phase; None where the sandbox doesn't report it."""
@@ -100,13 +100,13 @@ class PhaseEnd:
     """Whether the task has further steps that this one's reward keeps closed (``min_reward``)."""
 
     breakage: str | None = None
-    """How the policy broke the sandbox so that there is no verdict any more, which counts as 0."""
+    """How the policy broke the sandbox, so that there is no verdict, which counts as 0."""
 
     verifier: VerifierReport | None = None
-    """What the verifier left besides its rewards; None where it left nothing."""
+    """The verifier's output and files; None where it left no files."""
 
     unplayed: tuple[Mapping[str, float], ...] = ()
-    """What the verifiers of the further steps wrote, which were opened and ended without an action of the policy."""
+    """Rewards of further steps that were opened and ended without an action of the policy."""
 
 
 class Episode:
@@ -122,8 +122,7 @@ class Episode:
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
 
     Raises:
-        UsageError: Harbor knows no such setting of a verifier, it would switch the verifier off, or its class can't be
-            imported.
+        UsageError: A verifier's setting is unknown or would disable it, or its class can't be imported.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Episode:
 
     @property
     def task_keeps_processes(self) -> bool:
-        """Whether the task declares that its verifier needs what the policy started still running."""
+        """Whether the task declares that its verifier needs the policy's processes to run on."""
         return keeps_processes(self._task)
 
     @property
@@ -181,14 +180,14 @@ class Episode:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing of the episode is left, or will be as soon as the running ``close`` is done."""
+        """Whether ``close`` was called."""
         return self._closing is not None
 
     async def start(self) -> AgentPhase:
         """Start the trial and return when its sandbox is ready for the policy.
 
         Raises:
-            TaskError: The configuration asks for something that the sandbox type can't do.
+            TaskError: The task or the configuration asks for something that the sandbox type can't do.
             SandboxThrottledError: The sandbox's provider requires fewer or later starts.
             SandboxStartError: The sandbox could not be built or started.
             SandboxTimeoutError: It did not start in the time that the task allows.
@@ -221,10 +220,10 @@ class Episode:
         """End the policy's phase, let Harbor verify it, and return the verdict.
 
         Args:
-            keep_processes: Leave running what the policy started.
-            is_last: End the episode here. Further steps of a multi-step task are opened and ended at once: what Harbor
-                makes of them without an action counts, as with an agent whose budget is spent.
-            terminal: What the policy's terminal, detached by now, left in the sandbox.
+            keep_processes: Leave the policy's processes running.
+            is_last: End the episode here. Further steps of a multi-step task are opened and ended at once, and their
+                rewards without an action count, as for an agent that has spent its budget.
+            terminal: The processes and files that the policy's detached terminal left in the sandbox.
 
         Raises:
             VerifierError: There is no verdict: the verifier crashed, timed out or wrote no usable reward.
@@ -241,10 +240,10 @@ class Episode:
             raise await self.explain(exc) from exc.__cause__
 
     async def explain[E: HarborGymError](self, error: E) -> E:
-        """Attach to an error what the trial has left so far, and return it.
+        """Attach the trial's diagnostics so far to an error, and return it.
 
         Args:
-            error: An error that this episode brought about. One that has diagnostics already is left as it is.
+            error: An error of this episode. One that already has diagnostics is returned unchanged.
         """
         if error.diagnostics or self._trial is None:
             return error
@@ -296,11 +295,11 @@ class Episode:
         return self._verdict(next_phase)
 
     async def find_breakage(self, terminal: Leftovers | None = None, *, answers_nonsense: bool = False) -> str | None:
-        """Return how the policy broke the sandbox of the running phase; None where nothing shows that it did.
+        """Return how the policy broke the sandbox of the running phase; None without evidence that it did.
 
         Args:
-            terminal: A terminal in it that failed.
-            answers_nonsense: Whether that was because of what the sandbox answered, which no infrastructure makes up.
+            terminal: The processes of a terminal in it that failed.
+            answers_nonsense: Whether the terminal failed because of unreadable answers.
         """
         if self._phase is None:
             return None
@@ -308,7 +307,7 @@ class Episode:
         return await find_breakage(self._phase.environment, terminal=pids, answers_nonsense=answers_nonsense)
 
     def _end_as_broken(self, breakage: str) -> PhaseEnd:
-        """Return the end of a phase after which the sandbox that its policy broke gives no verdict."""
+        """Return the end of a phase whose policy broke the sandbox, so that there is no verdict."""
         assert self._trial is not None
         assert self._guard is not None
         return PhaseEnd(
@@ -334,9 +333,9 @@ class Episode:
         return done
 
     async def close(self) -> None:
-        """Stop the trial, whatever it is doing, and remove what was not asked to be kept.
+        """Stop the trial and remove everything that the configuration does not keep.
 
-        Idempotent, and safe at any time. A cancellation is honoured only after the sandbox is down.
+        Idempotent, and safe at any time. A cancellation is delivered only after the sandbox is down.
 
         Raises:
             SandboxTimeoutError: Harbor did not stop the sandbox within ``stop_timeout_sec``.
@@ -363,7 +362,7 @@ class Episode:
         except ValidationError as exc:
             raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except (ValueError, TypeError, NotImplementedError, ImportError, RuntimeError) as exc:
-            # Harbor's RuntimeErrors here are a task's wish for GPUs or TPUs that the sandbox has not.
+            # Harbor raises a RuntimeError for GPUs or TPUs that the sandbox does not offer.
             raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except OSError as exc:
             why = describe_disk_failure(exc, config.trials_dir) or exc
@@ -396,7 +395,7 @@ class Episode:
             raise UsageError("the episode was closed while it was in use")
 
     def _finished_result(self, run: asyncio.Task[TrialResult]) -> TrialResult:
-        """Return what the ended trial left, or raise why it left nothing."""
+        """Return the ended trial's result, or raise why there is none."""
         self._check_open()
         if run.cancelled():
             raise SandboxLostError(f"the trial of task {self._task.name!r} was cancelled from outside")
@@ -449,11 +448,11 @@ class Episode:
             elif self._trial is not None:
                 forget_loggers(self._trial.logger)
             if self._temporary_dir is not None:
-                # Not a method: a thread may hold what it called for a moment longer.
+                # Not a bound method: the thread may keep a reference to it for a moment.
                 await asyncio.to_thread(shutil.rmtree, self._temporary_dir, ignore_errors=True)
 
     def _remove_traces(self) -> None:
-        """Remove what the trial keeps on this machine and in this process."""
+        """Remove the trial's loggers and temporary folder."""
         if self._trial is not None:
             forget_loggers(self._trial.logger)
         if self._temporary_dir is not None:
@@ -461,7 +460,7 @@ class Episode:
 
     async def _stop(self, run: asyncio.Task[TrialResult]) -> None:
         if not run.cancelling():
-            # A second cancellation would cut Harbor's clean-up short: the end of the loop may have sent the first.
+            # A second cancellation would interrupt Harbor's clean-up; the end of the loop may have sent the first.
             run.cancel()
         if not run.done():  # one that ended with its loop can't be waited for
             await asyncio.wait((run,), timeout=self._stop_timeout_sec)
@@ -475,8 +474,8 @@ class Episode:
                 "look for what is left with the sandbox's own tools (for Docker: docker ps)"
             )
         if not run.cancelled():
-            run.exception()  # retrieved: whatever ended the trial was reported to the one who waited for it
-        # Harbor notes down that a sandbox could not be removed, and goes on.
+            run.exception()  # retrieved: the error was reported to the caller that waited for it
+        # Harbor only logs that a sandbox could not be removed.
         sandbox = self._trial.agent_environment if self._trial is not None else None
         if isinstance(sandbox, ReportsLeftBehind) and sandbox.left_behind:
             raise SandboxTimeoutError(sandbox.left_behind)
@@ -487,7 +486,7 @@ async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:
 
     Args:
         phase: The phase that is running.
-        work: A coroutine that uses the phase's environment.
+        work: A coroutine that uses the phase's environment. A cancellation waits for its end.
     """
     task = asyncio.get_running_loop().create_task(work, context=phase.context.copy())
     try:

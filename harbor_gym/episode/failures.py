@@ -1,6 +1,7 @@
-"""Map Harbor's failures to our error tree. No other module does.
+"""Map Harbor's failures to this package's errors. No other module does.
 
-Whose failure a missing verdict is: :func:`policy_failure`. The table is in :mod:`harbor_gym.outcomes`.
+:func:`policy_failure` decides whether a missing verdict is the policy's failure; :mod:`harbor_gym.outcomes` has the
+table.
 """
 
 import math
@@ -28,10 +29,10 @@ from harbor_gym.errors import (
 _DIAGNOSTICS_LINES = 30
 
 _GONE = {"SandboxLostError", "SandboxMemoryError", "SandboxThrottledError", "EnvironmentStartTimeoutError"}
-"""What no policy does to a sandbox that is up; one that is up and seems lost has a finding."""
+"""Exceptions of a sandbox that no policy can cause; a sandbox that only seems lost has a finding."""
 
 _SET_UP_FAILED = "setup.sh exited with code"
-"""Harbor's words for a step's script (a RuntimeError)."""
+"""The text of Harbor's RuntimeError for a step's script."""
 
 _START_TIMEOUT = "EnvironmentStartTimeoutError"
 
@@ -43,7 +44,7 @@ VERIFIER_HINTS = {
     "AddTestsDirError": "the tests could not be copied into the sandbox",
     "DownloadVerifierDirError": "the verifier's files could not be read back from the sandbox",
 }
-"""What a verifier failed by, by Harbor's name for it, and what to do."""
+"""Harbor's name of a verifier's failure → what to do."""
 
 
 def start_failure(result: TrialResult, cause: BaseException | None = None) -> HarborGymError:
@@ -51,7 +52,7 @@ def start_failure(result: TrialResult, cause: BaseException | None = None) -> Ha
 
     Args:
         result: The finished trial.
-        cause: What the sandbox raised when it was started, if that is why.
+        cause: The exception that the sandbox's start raised, if any.
     """
     info = result.exception_info or _step_cause(result)
     if info is None:
@@ -86,7 +87,7 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
 
     Args:
         result: The trial.
-        info: What Harbor recorded as the cause, if anything.
+        info: The cause that Harbor recorded, if any.
         oom_kills: Processes that the sandbox's memory limit killed while it graded.
     """
     if info is None:
@@ -105,9 +106,9 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
 
 
 def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: bool = False) -> HarborGymError | None:
-    """Return why the verdict of a trial does not count; None where it does.
+    """Return why the verdict of a trial does not count; None if it does.
 
-    Harbor grades after most exceptions. A verdict counts where no exception of the trial or of a step denies it.
+    Harbor grades after most exceptions. A verdict counts if every exception of the trial and its steps allows it.
 
     Args:
         result: The trial, finished or between two steps, that has a verdict.
@@ -125,7 +126,7 @@ def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: boo
 
 
 def agent_failure(result: TrialResult, info: ExceptionInfo) -> AgentFailedError:
-    """Return the error for an agent that ended in no way beside which a reward counts."""
+    """Return the error for an agent whose exception lets no reward count."""
     message = info.exception_message.strip().splitlines() or ["no message"]
     return AgentFailedError(f"the agent of trial {result.trial_name!r} failed: {info.exception_type}: {message[-1]}")
 
@@ -135,27 +136,27 @@ class SandboxFinding:
     """The state of an ended trial's sandbox, beside Harbor's own record."""
 
     is_shared: bool
-    """Whether the verifier that was to grade last had the policy's own sandbox."""
+    """Whether the last verifier graded in the policy's own sandbox."""
 
     breakage: str | None = None
-    """What the policy did to it, as :func:`harbor_gym.episode.grading.breakage.find_breakage` saw before it stopped."""
+    """How the policy broke it: :func:`harbor_gym.episode.grading.breakage.find_breakage` before its stop."""
 
     was_full: bool = False
-    """Whether the policy left no room in its storage."""
+    """Whether the policy filled its storage."""
 
     oom_kills: int = 0
-    """Processes that its memory limit killed while it graded."""
+    """Processes that its memory limit killed during grading."""
 
     verifier_timeout_sec: float | None = None
-    """What the verifier had, if known: Harbor records its time-out only where the agent itself ended well."""
+    """The verifier's time limit in seconds, if known: Harbor records its time-out only if the agent ended well."""
 
 
 def policy_failure(result: TrialResult, finding: SandboxFinding, ambiguous: AmbiguousFailures = "zero") -> str | None:
-    """Return in words why a trial without a verdict is the policy's failure; None where it is not, or has a verdict.
+    """Return in words why a trial without a verdict is the policy's failure; None if it is not, or has a verdict.
 
     Args:
         result: The finished trial, of our own loop or of one of Harbor's agents.
-        finding: What is known of its sandbox.
+        finding: The state of its sandbox.
         ambiguous: ``TerminalEnvConfig.ambiguous_failures``.
     """
     last = result.step_results[-1] if result.step_results else result
@@ -178,7 +179,7 @@ def policy_failure(result: TrialResult, finding: SandboxFinding, ambiguous: Ambi
 
 
 def _ambiguous_failure(last: StepResult | TrialResult, info: ExceptionInfo, finding: SandboxFinding) -> str | None:
-    """Return what could be the policy's doing as well as the task's."""
+    """Return in words a failure that either the policy or the task may have caused; None for any other."""
     if _is_of_set_up(last, info):
         return f"a later step could not be set up in the policy's sandbox: {_describe(info)}"
     if not finding.is_shared:
@@ -191,7 +192,7 @@ def _ambiguous_failure(last: StepResult | TrialResult, info: ExceptionInfo, find
 
 
 def _took(last: StepResult | TrialResult) -> float:
-    """Return how many seconds the last verifier took; 0 where there was none."""
+    """Return the seconds that the last verifier took; 0 if there was none."""
     timing = last.verifier
     if timing is None or timing.started_at is None or timing.finished_at is None:
         return 0.0
@@ -206,12 +207,12 @@ def _is_of_set_up(last: StepResult | TrialResult, info: ExceptionInfo) -> bool:
 
 
 def _is_for_too_large_artifacts(info: ExceptionInfo) -> bool:
-    """Return whether a sandbox refused an upload; that of the tests has a name of its own."""
+    """Return whether a sandbox refused an upload of artifacts; that of the tests has another exception."""
     return info.exception_type == "SandboxError" and info.exception_message.startswith("can't upload ")
 
 
 def lost(result: TrialResult) -> SandboxLostError:
-    """Return the error for a trial that ended while the policy was still at work.
+    """Return the error for a trial that ended while the policy was still working.
 
     Args:
         result: The trial.
@@ -225,7 +226,7 @@ def _step_cause(result: TrialResult) -> ExceptionInfo | None:
 
 
 def _own_error(info: ExceptionInfo, cause: BaseException | None = None) -> HarborGymError | None:
-    """Return the error of ours that Harbor recorded, with the attributes of ``cause``, which its text lacks."""
+    """Return this package's error that Harbor recorded, if it is one, with the attributes of ``cause``."""
     kind = getattr(errors, info.exception_type, None)
     if not (isinstance(kind, type) and issubclass(kind, HarborGymError)):
         return None

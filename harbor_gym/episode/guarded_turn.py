@@ -1,4 +1,4 @@
-"""A terminal's turn that ends, whatever the policy did to the terminal."""
+"""A terminal's turn that ends even if the policy broke the terminal."""
 
 import asyncio
 import logging
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from harbor_gym.episode.mcp import ToolResult
 
 PATIENCE_SEC = 5.0
-"""How long a terminal may be late before it is looked into whether the policy broke it."""
+"""Seconds that a terminal may be late before it is checked whether the policy broke it."""
 
 type FindBreakage = Callable[[bool], Awaitable[str | None]]
-"""Returns what the policy did to the terminal, if anything shows that; True as argument: its answers can't be read."""
+"""Returns how the policy broke the terminal, or None; the argument is whether the terminal's answers can't be read."""
 
 _logger = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ async def take_turn(
 
     Args:
         terminal: The terminal.
-        commands: What to type.
-        late_sec: After so many seconds it is looked into, once, why there is no answer yet.
-        find_breakage: Looks into it.
+        commands: The commands to type.
+        late_sec: Seconds without an answer after which ``find_breakage`` is called, once.
+        find_breakage: Finds out whether the policy broke the terminal.
 
     Raises:
         SandboxError, TerminalError: The infrastructure failed.
@@ -51,11 +51,11 @@ async def take_turn(
         if breakage is None:
             return await turn
     except HarborGymError as exc:
-        # A sandbox that is reported lost and is still there gave an answer that can't be read.
+        # A sandbox that is reported lost but still exists gave an answer that can't be read.
         if not exc.is_infrastructure or (breakage := await find_breakage(isinstance(exc, SandboxLostError))) is None:
             raise
     except (ValueError, LookupError) as exc:
-        # What the sandbox answers is in the policy's hands: nothing there may end an episode without a verdict.
+        # The policy controls the sandbox's answers: no answer may end an episode without a verdict.
         if (breakage := await find_breakage(True)) is None:
             raise TerminalError(f"the terminal gave no usable answer: {type(exc).__name__}: {exc}") from exc
     finally:
@@ -66,17 +66,17 @@ async def take_turn(
 
 
 def as_turn(result: "ToolResult", *, max_bytes: int) -> TerminalTurn:
-    """Return a tool's result as a turn in which nothing was typed, cut as a terminal's."""
+    """Return a tool's result as a turn in which nothing was typed, cut like a terminal's text."""
     seen = compose(result.head, Excerpt(result.text), max_bytes=max_bytes)
     return TerminalTurn(seen.text, False, (), None, result.duration_sec, seen.omitted_bytes, "mcp")
 
 
 def joined(turns: Sequence[TerminalTurn], *, max_bytes: int) -> TerminalTurn:
-    """Return what was done one after the other in one message as one turn.
+    """Return the successive turns of one message as one turn.
 
     Args:
         turns: The turns, one or more.
-        max_bytes: Longest observation.
+        max_bytes: Longest observation, in UTF-8 bytes.
     """
     seen = compose("", Excerpt("\n".join(turn.text for turn in turns)), max_bytes=max_bytes)
     typed = [turn for turn in turns if turn.waits] or turns
@@ -92,5 +92,5 @@ def joined(turns: Sequence[TerminalTurn], *, max_bytes: int) -> TerminalTurn:
 
 
 def longest_wait_sec(commands: Sequence[Command], config: TerminalConfig) -> float:
-    """Return the ceiling on what a terminal's turn may take by its configuration."""
+    """Return the longest time in seconds that a terminal's turn may take by its configuration."""
     return sum(min(max(command.duration_sec, config.min_wait_sec), config.max_wait_sec) for command in commands)

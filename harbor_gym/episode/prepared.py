@@ -1,4 +1,4 @@
-"""An episode up to its first observation: trial started, sandbox up, terminal open, nothing typed."""
+"""An episode up to its first observation: the trial and its sandbox run, the terminal is open, nothing is typed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PreparedEpisode:
     """One episode that waits for its policy. Single-use; its owner closes it.
 
     Args:
-        config: The task and the sandbox; budgets and recordings play no part here.
+        config: The task and the sandbox; budgets and recordings have no effect here.
     """
 
     def __init__(self, config: TerminalEnvConfig) -> None:
@@ -100,7 +100,7 @@ class PreparedEpisode:
 
     @property
     def phase(self) -> AgentPhase:
-        """The phase that the trial is parked in, once prepared."""
+        """The trial's current agent phase, once prepared."""
         assert self._phase is not None
         return self._phase
 
@@ -119,7 +119,7 @@ class PreparedEpisode:
         """Return the terminal's first screen, read once. Reading it proves that sandbox and terminal answer.
 
         Raises:
-            SandboxError: They don't.
+            SandboxError: The sandbox does not answer.
         """
         if self._first_turn is None:
             self._first_turn = await self.terminal.run([])
@@ -159,7 +159,7 @@ class PreparedEpisode:
             await servers.close()
 
     async def _with_tools(self, phase: AgentPhase, *, is_first: bool) -> AgentPhase:
-        """Return the phase, where the policy's format has tools with those of the task's MCP servers."""
+        """Return the phase, with the tools of the task's MCP servers if the policy's format has tools."""
         declared = phase.resources
         if not (declared.mcp_servers and self._config.calls_mcp_tools):
             return phase
@@ -173,17 +173,17 @@ class PreparedEpisode:
         return replace(phase, instruction=instruction, resources=resources)
 
     async def close(self, *, has_channel: bool = True) -> None:
-        """Stop terminal and sandbox. Idempotent, at any time; a trial folder that is to be kept stays.
+        """Stop terminal and sandbox. Idempotent, at any time; a kept trial's folder stays.
 
         Args:
-            has_channel: Whether the terminal's channel is still there. An event loop that was closed took it along.
+            has_channel: Whether the terminal's channel still exists. It ends with its event loop.
 
         Raises:
             SandboxTimeoutError: The sandbox did not stop in the time that the configuration allows.
         """
         self._is_closed = True
         try:
-            # Channels are processes of this machine. What runs in the sandbox ends with that in any case.
+            # Channels are processes of this machine; those in the sandbox end with it.
             if self._terminal is not None and has_channel:
                 with contextlib.suppress(HarborGymError):
                     await self._terminal.detach()
@@ -196,7 +196,7 @@ class PreparedEpisode:
                 await self._episode.close()
 
     async def discard(self) -> None:
-        """Close an episode that nobody used, and remove its trial folder also where those are kept.
+        """Close an unused episode, and remove its trial folder even if such folders are kept.
 
         Raises:
             SandboxTimeoutError: As for :meth:`close`.
@@ -209,7 +209,7 @@ class PreparedEpisode:
 
 
 async def _set_up(phase: AgentPhase, command: str, timeout_sec: float) -> None:
-    """Run a set-up command in a sandbox that keeps none for the next."""
+    """Run a set-up command in a sandbox that can't start from its files."""
     from harbor_gym.episode.episode import run_in_phase
 
     work = run_in_sandbox(
@@ -232,7 +232,7 @@ async def _open_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> Termin
 
 
 async def _start(episode: Episode) -> AgentPhase:
-    """Start an episode when the limit that its process shares with others allows it."""
+    """Start an episode once the process's start gate allows it."""
     await pass_start_gate()
     try:
         return await episode.start()

@@ -18,7 +18,7 @@ _LONGEST_LINE = 80
 
 
 def require_mode(mode: ForkMode) -> None:
-    """Check that an episode can be copied so.
+    """Check that episodes can be copied in a mode.
 
     Raises:
         UsageError: There is no such mode, or nothing here copies processes.
@@ -36,11 +36,11 @@ def require_start(snapshot: Snapshot, config: TerminalEnvConfig, task_digest: st
     """Check that an episode of a configuration can go on from a snapshot.
 
     Raises:
-        UsageError: It is another task's, or of settings under which the same keys show something else.
+        UsageError: It is another task's, or has settings under which the same keys may show something else.
     """
     if snapshot.task_digest not in ("", task_digest):
         raise UsageError(f"start_from: the snapshot is of another task, or {config.task_dir} has changed since")
-    floor = {"min_wait_sec": config.terminal.min_wait_sec}  # that of the episode holds in its replay
+    floor = {"min_wait_sec": config.terminal.min_wait_sec}  # a replay uses the recorded episode's
     known = snapshot.config.model_copy(update={"terminal": snapshot.config.terminal.model_copy(update=floor)})
     if differing := [name for name in _SHOWN_BY if getattr(config, name) != getattr(known, name)]:
         raise UsageError(f"start_from: the snapshot's episode had other settings: {', '.join(differing)} differ")
@@ -51,7 +51,7 @@ def require_start(snapshot: Snapshot, config: TerminalEnvConfig, task_digest: st
 def with_patience(parsed: ParsedAction, recorded: Turn, config: TerminalConfig) -> ParsedAction:
     """Return a recorded action with the longest wait for each command that did not reach its deadline.
 
-    A slower machine than the episode's then shows the same. A command that was cut by its deadline has that again.
+    A slower machine then shows the same screen. A command that reached its deadline keeps its duration.
     """
     waits = recorded.info.get("waits", ())
     if config.wait == "exact" or len(waits) != len(parsed.commands):
@@ -67,10 +67,10 @@ def with_patience(parsed: ParsedAction, recorded: Turn, config: TerminalConfig) 
 
 
 def require_same(turn: int, expected: str, found: str) -> None:
-    """Check that a replayed turn shows what the episode's did. Nothing is normalised.
+    """Check that a replayed turn shows exactly the recorded text.
 
     Raises:
-        ForkDivergedError: It shows something else.
+        ForkDivergedError: The texts differ.
     """
     if expected == found:
         return

@@ -18,14 +18,14 @@ from harbor_gym.formats.tool_text import ToolDefinition, encodable, tool_schema
 
 _READ_TIMEOUT_SEC = 30
 _MAX_SKILL_BYTES = 16_384
-"""Enough for any front matter; the rest of a skill the policy reads itself."""
+"""Enough for any front matter; the policy reads the rest of a skill itself."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Skill:
-    """One skill, as the head of its ``SKILL.md`` describes it."""
+    """One skill, as described in the head of its ``SKILL.md``."""
 
     name: str
     """Its name."""
@@ -57,7 +57,7 @@ class Resources:
     """Servers whose tools are missing: name → why."""
 
     def text(self) -> str:
-        """Return what to add to the instruction; empty where nothing is offered."""
+        """Return the text to add to the instruction; empty if there are no resources."""
         parts: list[str] = []
         if self.tools is None and self.mcp_servers:
             parts.append("\n\nMCP servers you can use from the terminal:\n")
@@ -76,8 +76,8 @@ async def read_skills(environment: BaseEnvironment, directory: str) -> Sequence[
     """Return the skills in a directory of the sandbox, by path; one whose head can't be read is left out.
 
     Args:
-        environment: The sandbox; read as its default user.
-        directory: Holds one directory a skill, each with a ``SKILL.md``.
+        environment: The sandbox; it is read as its default user.
+        directory: The directory with one directory for each skill, which has a ``SKILL.md``.
     """
     mark = f"@{secrets.token_hex(8)}"
     command = (

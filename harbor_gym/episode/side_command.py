@@ -1,4 +1,4 @@
-"""A command of an adapter's tool in the policy's sandbox, beside its terminal."""
+"""A command that an adapter runs in the policy's sandbox, beside its terminal."""
 
 import time
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ class SideResult:
     """The result of a side command."""
 
     return_code: int | None
-    """None if it did not end in time, which may be the policy's doing."""
+    """None if the command did not end in time, which may be the policy's doing."""
 
     output: str
-    """Standard output and error; empty if it did not end in time."""
+    """Standard output and error; empty if the command did not end in time."""
 
     duration_sec: float
 

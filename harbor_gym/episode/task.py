@@ -27,7 +27,7 @@ from harbor_gym.tasks.oddities import find_oddities
 _logger = logging.getLogger(__name__)
 
 _warned: set[str] = set()
-"""What this process has warned of."""
+"""The warnings that this process has logged."""
 
 
 async def load_task(task_dir: Path, config: TerminalEnvConfig | None = None) -> Task:
@@ -35,11 +35,10 @@ async def load_task(task_dir: Path, config: TerminalEnvConfig | None = None) -> 
 
     Args:
         task_dir: The directory that holds ``task.toml``.
-        config: Our own loop's, where that is to play the task.
+        config: The configuration of our own loop, if that will play the task.
 
     Raises:
-        TaskError: Something is missing or malformed, or asks for what a policy of that loop can't do; the message names
-            it.
+        TaskError: Something is missing or malformed, or a policy of that loop can't do it; the message names it.
     """
     task = await asyncio.to_thread(_load, task_dir)
     servers = task.config.environment.mcp_servers
@@ -71,7 +70,7 @@ def phase_users(task: Task, step: StepConfig | None = None) -> tuple[str | int |
 
 
 def phase_timeout_sec(task: Task, step: StepConfig | None = None) -> float | None:
-    """Return how long the policy may take, in the task or in one of its steps; None is no limit."""
+    """Return the policy's time limit in seconds, in the task or in one of its steps; None is no limit."""
     own = None if step is None else step.agent.timeout_sec
     return task.config.agent.timeout_sec if own is None else own
 
@@ -95,17 +94,17 @@ def declared_verify_paths(task: Task) -> tuple[PurePosixPath, ...] | None:
 
 
 def sets_up(task: Task, step: StepConfig) -> bool:
-    """Return whether the task brings or runs something of its own in the sandbox just before a step."""
+    """Return whether the task copies files or runs a healthcheck in the sandbox just before a step."""
     return step.healthcheck is not None or task.paths.step_workdir_dir(step.name).exists()
 
 
 def keeps_processes(task: Task) -> bool:
-    """Return whether a task declares that its verifier needs what the policy started still running."""
+    """Return whether a task declares that its verifier needs the policy's processes to run on."""
     return task.config.metadata.get("keep_agent_processes") is True
 
 
 def require_variables(task: Task, given: Mapping[str, str] | None = None) -> None:
-    """Check that this process has the variables that the sandbox, the verifier and MCP servers are given of it.
+    """Check that this process has the variables that it passes to the sandbox, the verifier and MCP servers.
 
     Harbor looks them up when it needs them, the verifier's after the episode.
 
@@ -148,7 +147,7 @@ def _load(task_dir: Path) -> Task:
             f"{task_dir / 'task.toml'} is not a Harbor task configuration: {describe_problems(exc)}"
         ) from exc
     except (OSError, ValueError, RuntimeError) as exc:
-        # tomllib's and Harbor's own complaints are ValueErrors; each already states what and where.
+        # tomllib's and Harbor's own errors are ValueErrors; each already states what is wrong, and where.
         raise TaskError(f"{task_dir} is not a usable Harbor task: {exc}") from exc
     _check_support(task, task_dir)
     for oddity in find_oddities(task_dir):
@@ -159,7 +158,7 @@ def _load(task_dir: Path) -> Task:
 
 
 def _check_support(task: Task, task_dir: Path) -> None:
-    """Refuse loudly what no terminal policy can do, before anything is started."""
+    """Refuse tasks that no terminal policy can play, before anything is started."""
     if task.config.environment.os is TaskOS.WINDOWS:
         raise TaskUnsupportedError(f"{task_dir}: [environment] os is windows; a terminal here is a Unix shell")
     declared_verify_paths(task)

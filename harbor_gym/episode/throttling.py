@@ -1,4 +1,4 @@
-"""Recognise a provider's throttling among failures, whichever client library reports it and however it wraps it."""
+"""Recognise a provider's throttling among the errors of any client library."""
 
 import re
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ _ATTRIBUTES = ("retry_after_sec", "retry_after", "retry_after_seconds")
 
 
 def is_throttled(error: BaseException) -> bool:
-    """Return whether ``error``, or what it was raised from, means that fewer or later requests would be granted."""
+    """Return whether ``error``, or one of its causes, means that fewer or later requests would be granted."""
     return any(_is_throttling(item) for item in _chain(error))
 
 
 def retry_after_sec(error: BaseException) -> float | None:
-    """Return how many seconds the provider asked to wait; None if it did not."""
+    """Return the seconds that the provider asked to wait; None if it asked for none."""
     return next((seconds for item in _chain(error) if (seconds := _asked_wait(item)) is not None), None)
 
 
@@ -43,7 +43,7 @@ def _asked_wait(error: BaseException) -> float | None:
         try:
             return max(float(output), 0.0)
         except (TypeError, ValueError):
-            continue  # absent, or a date, which no clock of ours need agree with
+            continue  # absent, or a date, whose clock may differ from ours
     found = _RETRY_AFTER.search(str(error))
     return float(found[1] or found[2]) if found else None
 

@@ -19,11 +19,11 @@ _KEPT = ("turn", "exit_code", "waits", "parse_error", "omitted_bytes", "confirma
 
 
 class Trajectory:
-    """The steps of one episode, as they happen.
+    """The recorded steps of one episode.
 
     Args:
-        sandbox: The sandbox, for the record.
-        action_format: How the policy writes its messages, for the record.
+        sandbox: The sandbox's name.
+        action_format: The format of the policy's messages.
     """
 
     def __init__(self, *, sandbox: str, action_format: str) -> None:
@@ -41,7 +41,7 @@ class Trajectory:
     def turn(
         self, message: str, parts: Iterable[Sequence[Command] | ToolCall], observation: str, info: EpisodeInfo
     ) -> None:
-        """Add what the policy did and what it saw then."""
+        """Add the policy's action and the observation after it."""
         done = [item for part in parts for item in ([part] if isinstance(part, ToolCall) else part)]
         calls = [
             {"tool_call_id": f"turn-{info['turn']}-{number}", **_called(item)}
@@ -58,8 +58,8 @@ class Trajectory:
         """Write the whole episode into the trial's folder, and each step of a task with steps into its own.
 
         Args:
-            trial_dir: The trial's folder, whose sandbox is down or can't write beside its own folders.
-            info: The last transition's.
+            trial_dir: The trial's folder. Its sandbox may still write to the log folders that it mounts.
+            info: The last transition's info.
             steps: Names of the task's steps, in order.
         """
         end: dict[str, Any] = {
@@ -72,7 +72,7 @@ class Trajectory:
             self._write(trial_dir / "steps" / name / "agent", phase, {})
 
     def _write(self, folder: Path, steps: Sequence[dict[str, Any]], extra: dict[str, Any]) -> None:
-        # A sandbox may mount this folder: replacing a name in it follows no link that the policy made of it.
+        # A sandbox may mount this folder: replacing a name in it follows no link of the policy.
         folder.mkdir(parents=True, exist_ok=True)
         document = {
             "schema_version": ATIF_VERSION,

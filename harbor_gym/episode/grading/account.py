@@ -1,4 +1,4 @@
-"""The pay of an episode: its reward by the task's own rule, and each transition's share of it."""
+"""The reward of an episode by the task's own rule, and each transition's share of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ from harbor_gym.types import EndReason
 
 @dataclass
 class RewardAccount:
-    """The pay of one episode. Its transitions' pay sums to the episode's reward, however the episode ends."""
+    """The rewards of one episode's transitions, which sum to the episode's reward however it ends."""
 
     choose: RewardFunction
-    """Makes the scalar of what a verifier wrote."""
+    """Makes the scalar of a verifier's rewards."""
 
     is_zero_on_limit: bool = False
-    """Whether an episode that a budget cut short is paid nothing above 0."""
+    """Whether an episode that a budget cut short gets no reward above 0."""
 
     step_share: float = 0.0
-    """What share of a step's own reward is paid when another step follows; 0 pays all at the end."""
+    """The share of a step's reward that is paid when another step follows; 0 pays all at the end."""
 
     paid: float = 0.0
-    """Sum of what was paid so far."""
+    """Sum of the rewards paid so far."""
 
     def pay_step(self, rewards: Mapping[str, float]) -> float:
-        """Return the pay of a transition that ended a step and opened the next one.
+        """Return the reward of a transition that ended a step and opened the next one.
 
         Args:
-            rewards: What the step's verifier wrote.
+            rewards: The step's rewards by the verifier.
 
         Raises:
-            VerifierError: There is no scalar among it.
+            VerifierError: No scalar can be made of them.
         """
         if not self.step_share:
             return 0.0
@@ -45,23 +45,23 @@ class RewardAccount:
         """Return the episode's reward.
 
         Args:
-            rewards: What Harbor made of the verdicts; none of a sandbox that its policy broke, which is worth 0.
+            rewards: The verdicts combined by Harbor; empty for a sandbox that its policy broke, which counts as 0.
             reason: Why the episode ended.
 
         Raises:
-            VerifierError: There is no scalar among it.
+            VerifierError: No scalar can be made of them.
         """
         is_worth_nothing = not rewards and reason is EndReason.SANDBOX_BROKEN
         reward = 0.0 if is_worth_nothing else self.choose(rewards)
         return min(reward, 0.0) if self.is_capped(reason) else reward
 
     def is_capped(self, reason: EndReason) -> bool:
-        """Return whether an episode that ended so is paid nothing above 0."""
+        """Return whether an episode that ended for ``reason`` gets no reward above 0."""
         return self.is_zero_on_limit and reason.is_truncation
 
 
 def step_share(task: Task) -> float:
-    """Return what a step's reward is worth in a multi-step task's: its share of the mean, or nothing before the last.
+    """Return a step's share of a multi-step task's mean reward; 0 if only the last step counts, or there are no steps.
 
     Source: Harbor's ``multi_step_reward_strategy``.
     """

@@ -1,9 +1,9 @@
 """Decide whether a sandbox without a verdict was broken by its policy, which has then failed, or by something else.
 
-Only what the host observes counts: that the sandbox itself is there, and what is wrong in it. The shell or the tests'
-interpreter, which worked before the policy's phase, is gone or answers something else, the terminal's own processes
-were stopped or killed, or the verifier's user can't run a command or write its verdict. A sandbox that is gone, or one
-whose state only its provider knows, is the infrastructure's failure.
+Only the host's observations count: the sandbox still exists, and something in it is broken. The shell or the tests'
+interpreter, which worked before the policy's phase, is gone or gives wrong answers, the terminal's own processes were
+stopped or killed, or the verifier's user can't run a command or write its verdict. A sandbox that is gone, or one whose
+state only its provider knows, is the infrastructure's failure.
 """
 
 import secrets
@@ -25,13 +25,13 @@ _SHELLS, _PYTHON = ("sh", "bash", "dash", "ash", "ksh", "zsh"), "python"
 
 @dataclass(frozen=True)
 class Grader:
-    """The user that grades in a sandbox, and the place of the verdict."""
+    """The user that grades in a sandbox, and the directory of the verdict."""
 
     user: str | int | None
     """None is the image's user."""
 
     directory: PurePosixPath
-    """Where the verifier writes."""
+    """The verifier's output directory."""
 
 
 async def find_breakage(
@@ -42,15 +42,16 @@ async def find_breakage(
     terminal: Sequence[str] = (),
     answers_nonsense: bool = False,
 ) -> str | None:
-    """Return what the policy did to a sandbox; None where nothing shows that it was the policy.
+    """Return how the policy broke a sandbox; None without evidence that it did.
 
     Args:
-        environment: The sandbox. One that has ``is_up()``, as local and Docker ones have, can report that it is there
-            also where no command runs in it.
+        environment: The sandbox. With ``is_up()``, as local and Docker ones have, it can report that it exists even if
+            no command runs in it.
         grader: The user that must be able to run a command in the task's workdir and to write the verdict, if any.
-        interpreter: The words that run the tests, which must still run.
+        interpreter: The command that runs the tests, which must still work.
         terminal: Ids of processes that must still run.
-        answers_nonsense: Whether the terminal's answers can't be read, which is somebody's doing if all else is well.
+        answers_nonsense: Whether the terminal's answers can't be read, which is the policy's doing if nothing else is
+            broken.
     """
     if not await _is_up(environment, unknown=True):
         return None
@@ -60,7 +61,7 @@ async def find_breakage(
             _probe(nonce, interpreter, terminal), cwd="/", timeout_sec=_PROBE_TIMEOUT_SEC, user="root"
         )
     except Exception as exc:  # The boundary to foreign code: environments raise whatever their client library raises.
-        # It may have gone meanwhile, which is nobody's doing in it.
+        # The sandbox may have disappeared meanwhile, which no policy causes.
         return f"no command runs in it any more ({exc})" if await _is_up(environment, unknown=False) else None
     first, *rest = (result.stdout or "").splitlines() or [""]
     if first != nonce:
@@ -73,16 +74,16 @@ async def find_breakage(
         return "the processes of its terminal were stopped or killed"
     if grader is not None and (hindrance := await _hindrance(environment, grader)) is not None:
         return hindrance if await _is_up(environment, unknown=False) else None
-    return "its terminal answers what can't be read" if answers_nonsense else None
+    return "its terminal's answers can't be read" if answers_nonsense else None
 
 
 async def can_run(environment: BaseEnvironment, user: str | int | None) -> bool:
-    """Return whether a user can run a command in the task's own workdir; no user, and root, are taken for one."""
+    """Return whether a user can run a command in the task's own workdir; assumed of root and the image's user."""
     return user in _ROOT or await _hindrance(environment, Grader(user, PurePosixPath("/dev/null"))) is None
 
 
 async def _hindrance(environment: BaseEnvironment, grader: Grader) -> str | None:
-    """Return what keeps a grader from its work; None where nothing does."""
+    """Return why a grader can't work; None if it can."""
     nonce = secrets.token_hex(8)
     place = shlex.quote(str(grader.directory))
     command = f"{_PROBE}echo {nonce}; [ ! -w {place} ] || echo {nonce}\n"
@@ -101,12 +102,12 @@ async def _hindrance(environment: BaseEnvironment, grader: Grader) -> str | None
 
 
 async def _is_up(environment: BaseEnvironment, *, unknown: bool) -> bool:
-    """Return whether the host sees that the sandbox is there; ``unknown`` where it can't be asked."""
+    """Return whether the host sees that the sandbox exists; ``unknown`` if it can't tell."""
     return await environment.is_up() if isinstance(environment, SupportsIsUp) else unknown
 
 
 def interpreter_of(test_script: Path) -> Sequence[str]:
-    """Return the words by which the kernel runs a script: those of its first line; none where that names nobody."""
+    """Return the words of a script's ``#!`` line, with which the kernel runs it; none without such a line."""
     try:
         with test_script.open("rb") as stream:
             first = stream.readline(256)
@@ -116,7 +117,7 @@ def interpreter_of(test_script: Path) -> Sequence[str]:
 
 
 def sound_answer(command: str) -> str | None:
-    """Return what a sandbox in order answers to the probe, for sandboxes without a shell; None for other commands."""
+    """Return an intact sandbox's answer to the probe, for sandboxes without a shell; None for other commands."""
     if not command.startswith(_PROBE):
         return None
     nonce = command.removeprefix(_PROBE).split()[1]

@@ -1,6 +1,6 @@
-"""Take the sandbox from the policy before grading: end its processes, remove its leftover files.
+"""Clean a sandbox up before grading: end the policy's processes, remove its leftover files.
 
-What grading needs is made again: directories, and room for the tests and for what the verifier writes.
+Afterwards the directories of grading exist, with room for the tests and the verifier's files.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ _SCRIPTS = Path(__file__).parent / "scripts"
 _TIMEOUT_SEC = 30
 _POSTMORTEM_TIMEOUT_SEC = 10
 _GRACE_SEC, _STOP_SEC = 0.5, 20.0
-"""From SIGTERM to SIGKILL, and for all of it: a thousand processes end in a fraction of that on a busy machine."""
+"""From SIGTERM to SIGKILL, and for the whole stop: a thousand processes end in a fraction of that on a busy machine."""
 _ANSWERS = 3
 _STOPPING = "stop the policy's processes"
-_OPENING = "make again what grading needs"
+_OPENING = "make the directories for grading"
 _RESETTING = "empty the verifier's directories before grading"
 
 type _Call = tuple[str, Sequence[object]]
@@ -41,7 +41,7 @@ class Baseline:
     """The task's own processes and objects in a sandbox."""
 
     processes: frozenset[str]
-    """Processes as ``pid:start``, the start in clock ticks since the machine's: a later one of that pid is another."""
+    """Processes as ``pid:start``, the start in clock ticks since boot, which tells reused pids apart."""
 
     ipc: frozenset[str]
     """System V objects, as ``shm:3``."""
@@ -50,8 +50,8 @@ class Baseline:
     """Processes that the sandbox's memory limit had killed by then; None where it doesn't report it."""
 
     workdir: tuple[str, str, str] = ("", "", "")
-    """Where commands run, as ``UID:GID``, the mode in octal digits, and the path; empty where the sandbox knows it
-    itself (:class:`harbor_gym.sandboxes.extensions.SupportsCleanUp`), or nobody does."""
+    """The working directory as ``UID:GID``, the mode in octal digits, and the path; empty where the sandbox keeps it
+    itself (:class:`harbor_gym.sandboxes.extensions.SupportsCleanUp`), or it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,24 @@ class CleanupResult:
     """The result of stopping processes."""
 
     processes: int
-    """How many were running and were stopped."""
+    """The number of running processes that were stopped."""
 
     oom_kills: int | None
     """Processes that the memory limit has killed so far; None where the sandbox doesn't report it."""
 
     was_full: bool = False
-    """Whether the policy left no room in the sandbox's storage."""
+    """Whether the policy filled the sandbox's storage."""
 
 
 @dataclass(frozen=True)
 class VerifierDirsReset:
-    """The directories to empty before the verifier writes there, and their next owner."""
+    """The directories to empty before the verifier runs, and the new owner of the first."""
 
     directories: tuple[PurePosixPath, ...]
-    """Where the verifier writes, then where the tests will lie."""
+    """The verifier's output directory, then that of the tests."""
 
     owner: str
-    """The verifier's user. Empty: the first directory is open to all, as Harbor has it."""
+    """The verifier's user. Empty: the first directory is writable for all, as under Harbor."""
 
     @property
     def arguments(self) -> tuple[object, ...]:
@@ -92,15 +92,15 @@ class Postmortem:
     """Processes that the memory limit killed since the sandbox started; None where it doesn't report it."""
 
     output: str
-    """The end of what the tests printed."""
+    """The end of the tests' output."""
 
 
 async def take_baseline(environment: BaseEnvironment, *, is_first: bool = False) -> Baseline:
-    """Note what runs in a sandbox before the policy, so that what the policy starts is distinct from it.
+    """Note the processes of a sandbox before the policy, to tell the policy's from them later.
 
     Args:
         environment: The sandbox.
-        is_first: Whether no policy was there yet, so that its workdir is the task's.
+        is_first: Whether no policy was in the sandbox yet, so that its workdir is the task's.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -125,16 +125,16 @@ async def take_baseline(environment: BaseEnvironment, *, is_first: bool = False)
 async def stop_processes(
     environment: BaseEnvironment, own: Baseline, *, terminal: Leftovers | None = None
 ) -> CleanupResult:
-    """Stop what runs in a sandbox and is not the task's own, and remove its System V objects.
+    """Stop the processes of a sandbox that are not the task's own, and remove their System V objects.
 
-    A stopped process gets SIGTERM and half a second. Spared are also processes that the task's own started (a server's
-    workers). So a process that a service starts at the policy's bidding, such as a cron job, is spared too: only a
+    A stopped process gets SIGTERM and half a second. Processes that the task's own started (a server's workers) are
+    spared. So a process that a service starts on the policy's request, such as a cron job, is spared too: only a
     separate verifier is out of its reach.
 
     Args:
         environment: The sandbox.
-        own: What is the task's own.
-        terminal: What the policy's terminal left: its processes end uncounted and at once, its directory is removed.
+        own: The task's own processes and objects.
+        terminal: The policy's terminal: its processes are killed at once and not counted, its directory is removed.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -165,10 +165,10 @@ async def stop_processes(
 
 
 async def open_grading(environment: BaseEnvironment, own: Baseline) -> bool:
-    """Make again what grading needs and the policy may have taken: the workdir, Harbor's log directories, and room.
+    """Make what grading needs and the policy may have removed: the workdir, Harbor's log directories, and free space.
 
     Returns:
-        Whether the policy left no room; only of a sandbox that has a reserve.
+        Whether the policy filled the storage; known only for a sandbox with a reserve.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -190,7 +190,7 @@ async def open_grading(environment: BaseEnvironment, own: Baseline) -> bool:
 
 
 async def close_grading(environment: BaseEnvironment) -> None:
-    """Take back the room that was kept for grading, as far as it is free: the policy goes on.
+    """Reserve the room for grading again, as far as it is free, before the policy goes on.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -200,7 +200,7 @@ async def close_grading(environment: BaseEnvironment) -> None:
 
 
 async def reset_verifier_dirs(environment: BaseEnvironment, reset: VerifierDirsReset) -> None:
-    """Empty the verifier's directories and make them root's; the first becomes its user's.
+    """Empty the verifier's directories and give them to root; the first one to the verifier's user.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -235,7 +235,7 @@ async def user_id(environment: BaseEnvironment) -> str:
 
 
 async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> Postmortem | None:
-    """Ask a sandbox about a verifier that gave no verdict; None where it does not answer any more."""
+    """Ask a sandbox about a verifier that gave no verdict; None if it does not answer any more."""
     try:
         answer = await _run(environment, [("postmortem", (test_output,))], "look back", _POSTMORTEM_TIMEOUT_SEC)
     except SandboxLostError:
@@ -246,7 +246,7 @@ async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> P
 
 @contextlib.contextmanager
 def _bounded(what: str) -> Generator[None]:
-    """Take it for the policy's doing that a cleanup of a living sandbox, by no program of its own, is not done in time.
+    """Blame the policy if a clean-up that runs no program of the sandbox does not end in time.
 
     It takes a fraction of a second, unless there is a very large tree to remove.
     """
@@ -289,7 +289,7 @@ def _no_answer(what: str, answer: str) -> SandboxLostError:
 
 @functools.cache
 def read_script(name: str) -> str:
-    """Return one of the scripts that run in the sandbox, without its arguments and its lines that are comments."""
+    """Return a script that runs in the sandbox, without its arguments and comment lines."""
     return without_comments((_SCRIPTS / f"{name}.sh").read_text(encoding="utf-8"))
 
 

@@ -1,8 +1,8 @@
-"""Keep a policy out of its own grading, in any Harbor trial, whether our own loop plays it or one of Harbor's agents.
+"""Keep a policy out of its own grading, in a Harbor trial of our own loop or of one of Harbor's agents.
 
 The guard attaches to a trial by Harbor's hooks, and by the methods that :mod:`harbor_gym.episode._harbor_patches`
-replaces. Before the policy it notes what runs in the sandbox. After it, it stops everything else, gives the verifier
-its view and empty directories, and stops once more what ran a program of the sandbox in between.
+replaces. Before the policy's phase it notes the running processes. After it, the guard stops all others, gives the
+verifier its view and empty directories, and stops processes that were started in between.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ class GradingGuard:
     """Guards the grading of one trial that has not run yet.
 
     Args:
-        trial: The trial. Hooks that must run before the clean-up, such as the end of a tunnel, are added before.
+        trial: The trial. Add hooks that must run before the clean-up, such as the end of a tunnel, before the guard.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         keep_processes: As ``TerminalEnvConfig.keep_agent_processes``; None is the task's own setting.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
 
     Raises:
-        TaskError: Paths are demanded of a sandbox that has no pristine view.
+        TaskError: Paths are given for a sandbox that has no pristine view.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class GradingGuard:
         self._phases_ended = 0
         self._is_abandoned = self._is_ending_step = False
         self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
-        """Whether what the policy started runs on while it is graded."""
+        """Whether the policy's processes run on during grading."""
         self.terminal: Leftovers | None = None
-        """What the policy's terminal, detached by the end of the phase, left in the sandbox."""
+        """The processes and files of the policy's terminal, which is detached by the end of the phase."""
         self.stopped = cleanup.CleanupResult(0, None)
-        """What was stopped at the end of the last phase."""
+        """The result of the clean-up after the last phase."""
         self.postmortem: cleanup.Postmortem | None = None
-        """What the sandbox reported about a verifier that gave no verdict."""
+        """The sandbox's report about a verifier that gave no verdict."""
         self.stopping: asyncio.Task[object] | None = None
         """The task in which Harbor stops the sandbox."""
         self._breakage: str | None = None
@@ -108,15 +108,15 @@ class GradingGuard:
 
     @property
     def oom_kills(self) -> int:
-        """The number of processes that the memory limit killed since the last phase ended, as far as that is known."""
+        """The number of processes that the memory limit killed since the last phase ended; 0 if unknown."""
         before, after = self._watch.oom_kills, self.postmortem.oom_kills if self.postmortem is not None else None
         return after - before - (self.stopped.oom_kills or 0) if before is not None and after is not None else 0
 
     def policy_failure(self, result: TrialResult) -> str | None:
-        """Return how the policy kept a trial from a verdict; None where that is not the policy's failure.
+        """Return in words why a trial without a verdict is the policy's failure; None if it is not.
 
         Args:
-            result: The trial's, finished or not.
+            result: The trial's result, finished or not.
         """
         trial = self._trial
         finding = failures.SandboxFinding(
@@ -129,7 +129,7 @@ class GradingGuard:
         return failures.policy_failure(result, finding, self._ambiguous_failures)
 
     def rewards_without_verdict(self) -> dict[str, float]:
-        """Return the task's rewards where the policy left no verdict: that step and those behind it count as 0."""
+        """Return the task's rewards if the policy prevented a verdict: that step and the later ones count as 0."""
         config, steps = self._trial.task.config, self._trial.result.step_results or ()
         if config.multi_step_reward_strategy is MultiStepRewardStrategy.FINAL:
             return {}
@@ -140,7 +140,7 @@ class GradingGuard:
     # --- the trial's moments, in order ----------------------------------------------------------------------------
 
     async def _begin(self, environment: BaseEnvironment) -> None:
-        """Note what is the task's own, then set up the agent: what that starts is the policy's already."""
+        """Note the task's own processes, then set up the agent, whose processes count as the policy's."""
         await self._watch.begin_phase()
         await self._note_users()
         await self._set_up_agent(environment)
@@ -148,12 +148,12 @@ class GradingGuard:
             self._agent_has_processes = await self._watch.has_others()
 
     async def _begin_set_up(self) -> None:
-        """Prepare a later step where no program of the policy's is, and nothing runs that it started."""
+        """Prepare a later step in a view without the policy's programs, and with its processes stopped."""
         step = current_step(self._trial)
         if self._view is None or step is None or self._is_ending_step or not sets_up(self._trial.task, step):
             return
         if await self._view.enter_for_set_up() and isinstance(self._environment, SupportsCleanUp):
-            await self._watch.take_room_back()  # a set-up that needs it leaves none for the policy's terminal
+            await self._watch.take_room_back()  # before the set-up, which could use it all up
             await self._watch.stop_again()
 
     async def _begin_phase(self, _: TrialHookEvent) -> None:
@@ -171,18 +171,18 @@ class GradingGuard:
 
     async def _end_phase(self, _: TrialHookEvent) -> None:
         if (task := asyncio.current_task()) is not None and task.cancelling():
-            return  # nothing is going to be graded
+            return  # a cancelled trial is not graded
         self._phases_ended += 1
         terminal, self.terminal = self.terminal, None
         async with self._blaming_policy():
             self.stopped = await self._watch.end_phase(keep_processes=self.keep_processes, terminal=terminal)
 
     async def _begin_verification(self, _: TrialHookEvent) -> None:
-        """Give the verifier a view of its own, or at least directories in which nothing of the policy's lies."""
+        """Give the verifier a view of its own, or at least directories without the policy's files."""
         if self._breakage is not None:
             raise cleanup.BrokenByPolicyError(self._breakage)  # a multi-step trial goes on after a failed clean-up
         if self._failure is not None:
-            raise self._failure  # as before, and what was not played is not graded
+            raise self._failure  # likewise: a step that was not played is not graded
         task, environment = self._trial.task, self._environment
         if not grades_in_shared_sandbox(task, current_step(self._trial)):
             return  # a sandbox that the policy never saw
@@ -196,10 +196,10 @@ class GradingGuard:
         await cleanup.reset_verifier_dirs(environment, self._verifier_dirs_reset())
 
     async def _end_step(self) -> None:
-        """Stop what a step's verifier left: Harbor empties directories before all else when it prepares the next."""
+        """Stop the processes that a step's verifier left. Harbor's first action on the next step calls this."""
         steps = self._trial.result.step_results or ()
         if len(steps) > 1 and steps[-1].agent_execution is None:
-            self._is_ending_step = True  # a clean-up's own command is no set-up
+            self._is_ending_step = True  # the clean-up's own commands are no set-up
             try:
                 await self._watch.end_verification()
             finally:
@@ -227,7 +227,7 @@ class GradingGuard:
 
     @contextlib.asynccontextmanager
     async def _blaming_policy(self) -> AsyncGenerator[None]:
-        """Note what the policy broke where something fails because of it."""
+        """Record a failure of the block as the policy's, if the policy broke the sandbox."""
         try:
             yield
         except cleanup.BrokenByPolicyError as exc:
@@ -248,7 +248,7 @@ class GradingGuard:
         return graded.verifier_result is None and (was_reached or (self._phases_ended > 0 and has_failed))
 
     async def _note_users(self) -> None:
-        """Note what the policy could answer wrongly later: the image's user, and which verifiers can't run at all."""
+        """Note facts that the policy could falsify later: the image's user, and the verifiers that can't run at all."""
         task = self._trial.task
         users = {phase_users(task, step) for step in task.config.steps or [None]}
         for agent, _ in users:
@@ -259,7 +259,7 @@ class GradingGuard:
         self._unable_verifiers = {user for user in verifiers if not await can_run(self._environment, user)}
 
     def _grader(self, step: StepConfig | None) -> Grader | None:
-        """Return the user that was to grade in the policy's sandbox, and could before the policy came; None: none."""
+        """Return the user that grades in the policy's sandbox, if it could run before the policy's phase."""
         trial, user = self._trial, phase_users(self._trial.task, step)[1]
         graded = trial.result.step_results[-1] if trial.result.step_results else trial.result
         was_able = user not in self._unable_verifiers
@@ -277,7 +277,7 @@ class GradingGuard:
 
 
 def current_step(trial: Trial) -> StepConfig | None:
-    """Return the step of a multi-step trial that runs; None before the first, and in any other trial."""
+    """Return the running step of a multi-step trial; None before the first, and in any other trial."""
     begun, steps = len(trial.result.step_results or ()), trial.task.config.steps
     return steps[begun - 1] if steps and begun else None
 

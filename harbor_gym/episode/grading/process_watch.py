@@ -1,6 +1,6 @@
 """Tell the task's own processes in a sandbox from all others, over all phases of an episode, and end the others.
 
-With a phase also its files end: what grading needs is made again.
+After a phase the directories that grading needs are made again.
 """
 
 from dataclasses import replace
@@ -13,11 +13,11 @@ from harbor_gym.terminal.session import Leftovers
 
 
 class ProcessWatch:
-    """Stops what the policy and the verifier leave running. One for an episode.
+    """Stops the processes that the policy and the verifier leave running. One for an episode.
 
-    The task's own is what ran before the first phase. All else ends with the phase in which it was started: what the
-    policy or a later step's set-up started before it is graded, what a step's verifier started (or what it found
-    planted) before the next step begins.
+    The task's own processes are those that ran before the first phase. All others end with the phase in which they were
+    started: those of the policy or of a later step's set-up before grading, those of a step's verifier (or of programs
+    that it found planted) before the next step.
 
     Args:
         environment: The sandbox.
@@ -33,7 +33,7 @@ class ProcessWatch:
         """Processes that the memory limit had killed when the last phase began; None where none is reported."""
 
     async def begin_phase(self) -> None:
-        """Take note of a phase that is about to begin; before the first, also of what is the task's own.
+        """Note the memory limit's count before a phase; before the first one also the task's own processes.
 
         Raises:
             SandboxError: The sandbox does not answer.
@@ -44,7 +44,7 @@ class ProcessWatch:
         self.oom_kills = now.oom_kills
 
     async def has_others(self) -> bool:
-        """Return whether anything runs that is not the task's own.
+        """Return whether any process runs that is not the task's own.
 
         Raises:
             SandboxError: The sandbox does not answer.
@@ -53,7 +53,7 @@ class ProcessWatch:
         return self._own is not None and not now.processes <= self._own.processes
 
     async def take_room_back(self) -> None:
-        """Take back what grading had of storage, as far as it is free: what follows has the policy's own.
+        """Reserve the storage of grading again, as far as it is free; what follows uses the policy's share.
 
         Raises:
             SandboxError: The sandbox does not answer.
@@ -62,10 +62,10 @@ class ProcessWatch:
             await cleanup.close_grading(self._environment)
 
     async def end_phase(self, *, keep_processes: bool, terminal: Leftovers | None) -> CleanupResult:
-        """Stop what the policy left running, unless it is to be kept, and make again what grading needs.
+        """Stop the policy's processes, unless they are kept, and make the directories that grading needs.
 
         Returns:
-            How many processes that were, the memory limit's victims in this phase, and whether the storage was full.
+            The numbers of stopped processes and of the memory limit's kills, and whether the storage was full.
 
         Raises:
             SandboxError: The sandbox does not answer.
@@ -82,7 +82,7 @@ class ProcessWatch:
         return replace(result, was_full=await cleanup.open_grading(self._environment, self._own))
 
     async def stop_again(self) -> None:
-        """Stop what was started since the end of the phase, unless what the policy started is kept.
+        """Stop processes that were started since the end of the phase, unless the policy's are kept.
 
         Raises:
             SandboxError: The sandbox does not answer.
@@ -92,7 +92,7 @@ class ProcessWatch:
             await cleanup.stop_processes(self._environment, self._own)
 
     async def begin_verification(self, *, is_last: bool) -> None:
-        """Take note of what must outlive the verifier; after the last one there is nothing to outlive it in.
+        """Note the processes that must outlive the verifier; the last verifier needs none to.
 
         Raises:
             SandboxError: The sandbox does not answer.
@@ -103,7 +103,7 @@ class ProcessWatch:
             self._before_verifier = await cleanup.take_baseline(self._environment)
 
     async def end_verification(self) -> None:
-        """Stop what the last verifier left running, or what ran because of it. Does nothing when called again.
+        """Stop the processes that the last verifier left running. Idempotent.
 
         Raises:
             SandboxError: The sandbox does not answer.

@@ -1,4 +1,4 @@
-"""Choose the one number that trains a policy among those that a verifier wrote."""
+"""Make the scalar reward that trains a policy from a verifier's rewards."""
 
 import math
 import statistics
@@ -9,7 +9,7 @@ from harbor_gym._runtime.imports import import_named
 from harbor_gym.errors import UsageError, VerifierError
 
 RewardFunction = Callable[[Mapping[str, float]], float]
-"""Makes the scalar of all that a verifier wrote, by name."""
+"""Makes the scalar of a verifier's rewards, given by name."""
 
 _AGGREGATES: dict[str, Callable[[Iterable[float]], float]] = {
     "mean": statistics.fmean,
@@ -20,12 +20,10 @@ _AGGREGATES: dict[str, Callable[[Iterable[float]], float]] = {
 
 
 def scalar_reward(rewards: Mapping[str, float], key: str | None = None) -> float:
-    """Return the reward called ``key``; without one, the reward called ``reward`` or the only one there is.
-
-    Never chosen by position: which key comes first is an accident.
+    """Return the reward called ``key``; without a key, the reward called ``reward`` or the only one.
 
     Args:
-        rewards: What the verifier wrote.
+        rewards: The verifier's rewards by name.
         key: The name of the scalar.
 
     Raises:
@@ -42,12 +40,12 @@ def scalar_reward(rewards: Mapping[str, float], key: str | None = None) -> float
 
 
 def reward_function(key: str | None = None, function: str | None = None) -> RewardFunction:
-    """Return how the scalar is made: by a key's name, or by a function of all keys.
+    """Return the function that makes the scalar: by a key's name, or by a function of all keys.
 
     Args:
         key: As for :func:`scalar_reward`.
-        function: ``mean``, ``min``, ``max`` or ``sum`` of all keys, or ``module.path:function`` of one's own, which
-            gets the rewards by name and returns a finite number.
+        function: ``mean``, ``min``, ``max`` or ``sum`` of all keys, or ``module.path:function`` of your own, which
+            takes the rewards by name and returns a finite number.
 
     Raises:
         UsageError: Both are given, or there is no such function.
@@ -65,14 +63,14 @@ def _named(name: str) -> RewardFunction:
     if ":" not in name:
         known = ", ".join(_AGGREGATES)
         raise UsageError(f"reward_function {name!r} is no function; known: {known}, or module.path:function")
-    # As its name requires; what it returns is checked.
+    # The type is the user's promise; the result is checked.
     return cast(RewardFunction, import_named(name, what="reward_function"))
 
 
 def _checked(function: RewardFunction, name: str) -> RewardFunction:
     def scalar(rewards: Mapping[str, float]) -> float:
         if not rewards:
-            raise VerifierError(f"the verifier wrote no reward at all for reward_function {name!r} to go by")
+            raise VerifierError(f"the verifier wrote no reward at all, and reward_function {name!r} needs one")
         value = float(function(rewards))
         if not math.isfinite(value):
             raise UsageError(f"reward_function {name!r} returned {value} for {dict(rewards)}")

@@ -1,7 +1,7 @@
-"""Grade in a view of the sandbox that the policy cannot have prepared: the image, and of the policy's only what counts.
+"""Grade in a view of the sandbox that the policy cannot prepare: the image, and only the given paths of the policy.
 
-A sandbox class may support it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`), and the same for the
-set-up of later steps. The environment's calls then happen in the view.
+A sandbox class may support it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`), and a similar view for
+the set-up of later steps. The environment's calls then happen in the view.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class VerifierView:
     The set-up of that step has a view of its own, from the first command to the beginning of the policy's phase.
 
     Args:
-        environment: A sandbox that has the ability; its methods are wrapped.
-        paths: What is carried into the view.
+        environment: A sandbox that supports such a view; its methods are wrapped.
+        paths: The paths carried into the view.
         begun: Returns how many steps have begun.
     """
 
@@ -58,7 +58,7 @@ class VerifierView:
         self._entered_in = self._begun()
 
     async def enter_for_set_up(self) -> bool:
-        """Enter the view of the present step's set-up, unless it was entered before or its phase has begun.
+        """Enter the view of the current step's set-up, unless it was entered before or its phase has begun.
 
         Returns:
             Whether it was entered now.
@@ -75,11 +75,11 @@ class VerifierView:
         return True
 
     async def begin_phase(self) -> None:
-        """Leave the view of the set-up, if there is one: what was written in it is the policy's from now on.
+        """Leave the view of the set-up, if there is one; the policy gets the files written in it.
 
         Raises:
             SandboxError: The sandbox could not do it.
-            BrokenByPolicyError: The policy left no room for it, or something that can't be replaced in time.
+            BrokenByPolicyError: The policy left no room for the files, or files that can't be replaced in time.
         """
         self._prepared = self._begun()
         if not self._is_setting_up or not isinstance(self._sandbox, SupportsSetUpView):
@@ -90,7 +90,7 @@ class VerifierView:
         except SandboxTimeoutError as exc:
             problem = str(exc)
         if problem:
-            raise BrokenByPolicyError(f"could not give the policy what its step's set-up wrote: {problem}")
+            raise BrokenByPolicyError(f"could not give the policy the files of its step's set-up: {problem}")
 
     async def _leave_for_next_step(self) -> None:
         if self._entered_in is not None and self._begun() > self._entered_in:
@@ -99,15 +99,15 @@ class VerifierView:
 
 
 def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths) -> tuple[PurePosixPath, ...] | None:
-    """Return what a task's verifier sees of the policy's sandbox; None where it sees all, as under Harbor.
+    """Return the paths of the policy's sandbox that a task's verifier sees; None for all, as under Harbor.
 
     Args:
         task: The task.
         environment: Its sandbox, not yet started.
-        wanted: The configuration's value. Paths are a demand, ``auto`` is none.
+        wanted: The configuration's ``verify_paths``. Given paths require a view, ``auto`` does not.
 
     Raises:
-        TaskUnsupportedError: Paths are demanded of a sandbox that has no such view.
+        TaskUnsupportedError: Paths are given for a sandbox that has no such view.
     """
     paths = declared_verify_paths(task) if wanted == "auto" else wanted
     if paths is None or paths == "off":
@@ -130,6 +130,6 @@ def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths)
 def note_missing(kind: str) -> None:
     """Log once per kind of sandbox that it grades as Harbor does."""
     _logger.warning(
-        "%s sandboxes have no pristine view (local ones have): a task's verify_paths count for nothing there",
+        "%s sandboxes have no pristine view (local ones have): a task's verify_paths have no effect there",
         kind,
     )

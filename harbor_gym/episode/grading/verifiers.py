@@ -1,4 +1,4 @@
-"""Check before an episode whether its separate verifiers can run at all: Harbor checks after it."""
+"""Check before an episode whether its separate verifiers can run at all, which Harbor only checks after it."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from harbor_gym._runtime.harbor_versions import network_settings
 
 
 def require_separate_verifiers(trial: Trial) -> None:
-    """Make the sandbox of each separate verifier of a trial as Harbor will, start none, and drop it.
+    """Construct the sandbox of each separate verifier of a trial as Harbor will, without starting it.
 
     Raises:
-        ValueError, RuntimeError, NotImplementedError, TaskError: What the sandbox refuses, in its own words.
+        ValueError, RuntimeError, NotImplementedError, TaskError: The sandbox refuses the verifier; the text says why.
     """
     config, task = trial.config, trial.task
     resolve: Any = resolve_trial_network_plan  # its settings differ by Harbor's version

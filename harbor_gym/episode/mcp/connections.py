@@ -1,11 +1,11 @@
 """Connections to an MCP server inside a sandbox.
 
-Nothing of a connection runs between two requests. What a request may read is limited, so that no server fills this
-process's memory.
+A connection does no work between two requests. The size of an answer is limited, so that no server fills this process's
+memory.
 
-The protocol's own SDK is not used: the frameworks pin releases of it that exclude each other (openenv and NeMo Gym one
-below 2, verifiers 2.0.0), and these tools are for all of them. It would also validate answers by the server's schemas
-and their regular expressions, in this process.
+The protocol's own SDK is not used: the frameworks pin incompatible releases of it (openenv and NeMo Gym one below 2,
+verifiers 2.0.0), and these tools are for all of them. It would also validate answers by the server's schemas and their
+regular expressions, in this process.
 
 Source: modelcontextprotocol.io, 2025-06-18: basic/lifecycle, basic/transports; the transport "sse" is 2024-11-05's.
 """
@@ -25,10 +25,10 @@ from harbor_gym.sandboxes.extensions import PipedProcess
 from harbor_gym.terminal.transports.channel import end_piped
 
 PROTOCOL_VERSION = "2025-06-18"
-"""The protocol's version that is asked for; a server may answer with another, and tools are the same in all."""
+"""The requested version of the protocol; a server may answer with another, and tools are the same in all."""
 
 MAX_ANSWER_BYTES = 4 << 20
-"""What a server may send until it has answered one request."""
+"""Limit on the bytes that a server sends for one request."""
 
 _CHUNK_BYTES = 1 << 16
 _METHOD_NOT_FOUND = -32601
@@ -37,7 +37,7 @@ type Message = dict[str, Any]
 
 
 class ServerError(Exception):
-    """A server gave no usable answer. The text is fit to be shown to the policy."""
+    """A server gave no usable answer. The text can be shown to the policy."""
 
 
 class ServerLostError(ServerError):
@@ -45,14 +45,14 @@ class ServerLostError(ServerError):
 
 
 class _Lines:
-    """What arrives, in lines. The work is linear in it, however small the pieces are."""
+    """Splits arriving bytes into lines, in time linear in their number, however small the pieces are."""
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._searched = 0
 
     def add(self, data: bytes) -> Iterator[bytes]:
-        """Yield each line that is whole now, without its end."""
+        """Yield each complete line, without its end."""
         self._held += data
         while (end := self._held.find(b"\n", self._searched)) >= 0:
             line = bytes(self._held[:end])
@@ -87,12 +87,12 @@ class Connection(ABC):
     async def request(self, method: str, params: Message) -> Message:
         """Send one request and return its result.
 
-        Requests of the server are refused, pings answered. Cancelling leaves the connection usable or lost; the next
-        request tells.
+        Requests of the server are refused, pings answered. After a cancellation the connection may be lost, which the
+        next request finds out.
 
         Raises:
             ServerError: The server refuses the request.
-            ServerLostError: It ended, or what it sent is too much or no answer.
+            ServerLostError: The server ended, or sent too much or no answer.
         """
         self._last += 1
         self._room, number = MAX_ANSWER_BYTES, self._last
@@ -107,18 +107,18 @@ class Connection(ABC):
 
     @abstractmethod
     def _exchange(self, message: Message) -> AsyncGenerator[Message]:
-        """Send a request and yield what the server sends from then on."""
+        """Send a request and yield the server's messages from then on."""
 
     @abstractmethod
     async def _send(self, message: Message) -> None:
-        """Send what has no answer."""
+        """Send a message without waiting for an answer."""
 
     @abstractmethod
     async def close(self) -> None:
         """End the connection, and a server that was started for it. Idempotent."""
 
     def _took(self, data: bytes) -> None:
-        """Count what was read for a request."""
+        """Count bytes that were read for a request."""
         self._room -= len(data)
         if self._room < 0:
             raise ServerLostError(f"it sent more than {MAX_ANSWER_BYTES} bytes")
@@ -157,7 +157,7 @@ class StdioConnection(Connection):
             self._took(data)
             for found in [message for line in self._lines.add(data) for message in _messages(line)]:
                 yield found
-            await asyncio.sleep(0)  # a stream that always has more does not wait by itself
+            await asyncio.sleep(0)  # reading a stream with more data does not yield to the loop
 
     @override
     async def _send(self, message: Message) -> None:
@@ -177,7 +177,7 @@ class HttpConnection(Connection):
 
     Args:
         url: The server's address, as the sandbox sees it.
-        headers: Sent with each request, to this address alone.
+        headers: Sent with each request, only to this address.
         socket: Path of a Unix socket of this machine that leads to the address.
     """
 
@@ -185,7 +185,7 @@ class HttpConnection(Connection):
         super().__init__()
         self._url = self._endpoint = url
         transport = httpx.AsyncHTTPTransport(uds=socket, verify=urlsplit(url).scheme == "https")
-        # Nothing that a server compressed is unpacked here: a small answer could fill this process's memory.
+        # No answer is decompressed here: a small one could fill this process's memory.
         own = {"Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
         self._client = httpx.AsyncClient(transport=transport, headers={**headers, **own}, timeout=None, trust_env=False)
         self._session: str | None = None
@@ -221,7 +221,7 @@ class HttpConnection(Connection):
 
     @contextlib.asynccontextmanager
     async def _requested(self, method: str, url: str, **settings: Any) -> AsyncGenerator[httpx.Response]:
-        """Send a request and yield its answer, whose body is still to be read."""
+        """Send a request and yield its response, whose body is not read yet."""
         try:
             response = await self._client.send(self._client.build_request(method, url, **settings), stream=True)
             try:
@@ -292,7 +292,7 @@ class SseConnection(HttpConnection):
 
 
 def _messages(data: bytes) -> list[Message]:
-    """Return the messages in what a server sent; none where it is garbage."""
+    """Return the messages in a server's bytes; none if they are no JSON."""
     try:
         value: Any = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A socket of this machine that leads to one address as a sandbox sees it."""
+"""A relay: a socket of this machine that connects to an address inside a sandbox."""
 
 import asyncio
 import contextlib
@@ -23,10 +23,10 @@ _CHUNK_BYTES = 1 << 16
 
 
 async def can_relay(environment: "BaseEnvironment", user: str | int | None) -> bool:
-    """Return whether a sandbox has bash, without which no connection of a relay is ever carried."""
+    """Return whether a sandbox has bash, which a relay needs; True if that can't be found out."""
     process = await start_piped(environment, "exec bash -c 'echo found'", user=user)
     if process is None or process.stdout is None:
-        return True  # that is another problem
+        return True  # the error about pipes is raised elsewhere
     try:
         return await process.stdout.readline() == b"found\n"
     finally:
@@ -39,26 +39,26 @@ class Relay:
     Args:
         environment: The sandbox.
         user: The user whose commands they are; None is the environment's default user.
-        host: The host's name or address, as the sandbox knows it.
+        host: The host's name or address, as seen in the sandbox.
         port: The port.
     """
 
     def __init__(self, environment: "BaseEnvironment", user: str | int | None, host: str, port: int) -> None:
         self._environment, self._user = environment, user
-        # Bash opens the connection. What it was given ends the whole when this side closes its input.
+        # Bash opens the connection. When this side closes the command's input, the first cat ends and kills the other.
         opened = f"exec 3<>{shlex.quote(f'/dev/tcp/{host}/{port}')} || exit 1"
         self._command = f"exec bash -c {shlex.quote(f'{opened}; {{ cat >&3; kill $$; }} <&0 & exec cat <&3')}"
         self._directory: Path | None = None
         self._handle = -1
         self.path = ""
-        """The socket's path, once open; for this process alone."""
+        """The socket's path, once open; only this process can use it."""
 
         self._server: asyncio.Server | None = None
         self._carrying: set[asyncio.Task[None]] = set()
 
     async def open(self) -> Self:
         """Listen. The caller closes."""
-        self._directory = Path(tempfile.mkdtemp(prefix=temporary_prefix("mcp")))  # which other users can't enter
+        self._directory = Path(tempfile.mkdtemp(prefix=temporary_prefix("mcp")))  # other users can't enter it
         self.path = str(self._directory / "socket")
         if sys.platform == "linux":  # a socket's path has 107 bytes at most, and a temporary directory may have more
             self._handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -77,7 +77,7 @@ class Relay:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the socket. Idempotent; all that is left to do where the event loop has ended."""
+        """Remove the socket, which is all that remains to do after the event loop has ended. Idempotent."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -88,7 +88,7 @@ class Relay:
         task = asyncio.ensure_future(self._carry(reader, writer))
         self._carrying.add(task)
         task.add_done_callback(self._carrying.discard)
-        task.add_done_callback(lambda _: writer.close())  # also of one that was cancelled before it began
+        task.add_done_callback(lambda _: writer.close())  # also if the task is cancelled before it begins
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         process = None

@@ -1,4 +1,4 @@
-"""The MCP servers of one phase: their tools, and calls of these."""
+"""The MCP servers of one phase: their tools, and the calls of these."""
 
 import asyncio
 import json
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
 
 _START_SEC = 30.0
-"""How long a server may take until its tools are known."""
+"""Seconds that a server may take until its tools are known."""
 
 _RETRY_SEC = 0.25
-"""Pause before an address is tried again at which nothing listens yet."""
+"""Pause before another attempt at an address where no server listens yet."""
 
 _MAX_NAME_CHARS = 64
-"""Longest name of a tool that endpoints take (OpenAI's, Anthropic's)."""
+"""Longest name of a tool that endpoints accept (OpenAI's, Anthropic's)."""
 
 _MAX_SCHEMA_CHARS = 64_000
-"""All tools together, as they stand in the prompt."""
+"""Limit on the schemas of all tools in the prompt."""
 
 _NO_BASH = (
-    "its address is reached by bash, which the image has not: install bash, or set mcp_tools to False for the address "
+    "its address is reached by bash, which the image lacks: install bash, or set mcp_tools to False for the address "
     "in the instruction"
 )
 _MAX_PAGES = 20
@@ -52,28 +52,28 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call led to."""
+    """The result of a tool's call."""
 
     head: str
-    """The tool's name in brackets, and that it failed where it did."""
+    """The tool's name in brackets, with ``failed`` if the call failed."""
 
     text: str
     """The result, or why there is none."""
 
     is_error: bool
-    """Whether it failed."""
+    """Whether the call failed."""
 
     duration_sec: float
 
 
 class McpServers:
-    """The servers of a phase. Made by the holder, who opens and closes it.
+    """The servers of a phase. Its owner opens and closes it.
 
     Args:
         environment: The sandbox.
         user: The policy's user; None is the environment's default user.
-        configs: The servers, as the task declares them. What their headers take from this process's variables goes
-            to the servers alone.
+        configs: The servers, as the task declares them. Only the servers get the values of this process's variables
+            in their headers.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class McpServers:
         self._servers = [_Server(environment, user, config) for config in configs]
         self._tools: dict[str, tuple[_Server, str]] = {}
         self.tools: tuple[ToolDefinition, ...] = ()
-        """The tools, named ``SERVER__TOOL``, with descriptions and schemas as the servers declare them."""
+        """The tools, named ``SERVER__TOOL``, with the descriptions and schemas that the servers declare."""
 
         self.problems: dict[str, str] = {}
-        """Of :meth:`open`, by a server's name: why it has no tools."""
+        """Name of a server without tools → why, after :meth:`open`."""
 
     async def open(self, *, is_first: bool = True) -> None:
         """Start the servers or connect to them, and learn their tools.
 
         Args:
             is_first: Whether no policy was in the sandbox yet. A server that does not answer is then the task's
-                failure; later it has no tools, and :attr:`problems` says why.
+                failure; later it only has no tools, and :attr:`problems` says why.
 
         Raises:
-            TaskError: A server does not answer, or declares what can't be used.
+            TaskError: A server does not answer, or declares tools that can't be used.
             TaskUnsupportedError: The sandbox runs no command with pipes.
             SandboxLostError: The sandbox is gone.
         """
@@ -123,7 +123,7 @@ class McpServers:
             self.problems[server.name] = problem
 
     async def call(self, call: ToolCall, *, timeout_sec: float) -> ToolResult:
-        """Call a tool and return what it answered.
+        """Call a tool and return its result.
 
         A server that had ended, or was silent twice in a row, is started or connected to again.
 
@@ -145,7 +145,7 @@ class McpServers:
                 await server.disconnect()
             server.is_late = not server.is_late
         except (ServerError, HarborGymError) as exc:
-            # A sandbox that is gone fails the next thing that is typed; a server alone is the policy's to break.
+            # A sandbox that is gone fails the next typed command; a broken server may be the policy's doing.
             text, is_error = _brief(str(exc)), True
             if not isinstance(exc, ServerError) or isinstance(exc, ServerLostError):
                 await server.disconnect()
@@ -160,7 +160,7 @@ class McpServers:
             await server.disconnect()
 
     def forget(self) -> None:
-        """Remove what the end of an event loop leaves of the connections."""
+        """Remove the sockets of the connections after their event loop has ended."""
         for server in self._servers:
             server.forget()
 
@@ -189,7 +189,7 @@ class _Server:
         self._connection: Connection | None = None
         self._has_tools = False
         self.problem = ""
-        """Why the last try to connect at the start failed."""
+        """Why the last attempt to connect at the start failed."""
 
         self.is_late = False
         """Whether the last call had no answer in time."""
@@ -207,7 +207,7 @@ class _Server:
                 if not self.problem and not await can_relay(self._environment, self._user):
                     raise ServerError(_NO_BASH) from exc
                 self.problem = f"({exc})"
-                # What the image starts may listen a moment later.
+                # A server that the image starts may listen a moment later.
                 await asyncio.sleep(_RETRY_SEC)
         tools: list[ToolDefinition] = []
         params: dict[str, Any] = {}
@@ -243,7 +243,6 @@ class _Server:
             try:
                 self._has_tools = "tools" in await connection.initialize()
             except BaseException:
-                # Half a session is none.
                 await self.disconnect()
                 raise
         return self._connection
@@ -285,7 +284,7 @@ def _definition(tool: Mapping[str, Any]) -> ToolDefinition:
 
 
 def _as_text(result: Mapping[str, Any]) -> str:
-    """Return a result's content as text; what no text can show is named."""
+    """Return a result's content as text; other content is replaced by a description."""
     content = [_part(part) for part in _listed(result, "content")]
     if not content and result.get("structuredContent") is not None:
         return json.dumps(result["structuredContent"], ensure_ascii=False)

@@ -205,7 +205,7 @@ async def test_a_sandbox_without_a_view_grades_as_harbor_does_and_logs_it_once(
             ends, _ = await run_episode(task, DONE, sandbox=FAKE, sandbox_options=SOLVED)
             assert ends[-1][0] == 1.0
     assert [record.getMessage() for record in caplog.records if record.name == verifier_view.__name__] == [
-        "fake sandboxes have no pristine view (local ones have): a task's verify_paths count for nothing there"
+        "fake sandboxes have no pristine view (local ones have): a task's verify_paths have no effect there"
     ]
 
 

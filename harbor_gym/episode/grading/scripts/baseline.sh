@@ -1,7 +1,7 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
-# Answer with the memory limit's victims so far ("-" where not reported), then with each process as PID:START, START in clock
-# ticks since the machine's, then with each System V object as KIND:NUMBER; on a second line with the directory it was
-# started in, as UID:GID MODE PATH.
+# Print the number of the memory limit's kills so far ("-" where not reported), then each process as PID:START, START in
+# clock ticks since boot, then each System V object as KIND:NUMBER; on a second line the directory in which this script
+# started, as UID:GID MODE PATH.
 # POSIX sh and builtins: the image may have nothing else.
 
 answer="baseline $kills"

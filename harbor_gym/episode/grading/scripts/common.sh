@@ -1,6 +1,6 @@
 # shellcheck shell=sh disable=SC2034  # kills is read by the script that follows
-# Stands before the others: nothing but the answer is printed, no program of the policy's is found, and $kills is the
-# memory limit's victims so far, "-" where the sandbox doesn't report it. Each of the others is called by a "set -- ...".
+# Comes before the other scripts: only the answer is printed, PATH finds no program of the policy, and $kills is the
+# number of the memory limit's kills so far, "-" where not reported. Each other script begins with a "set -- ...".
 exec 2>/dev/null
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 kills=-
@@ -10,7 +10,7 @@ for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_contro
     break
 done
 
-# Set left to something that lies in directory $1; fail where nothing does.
+# Set left to an entry of directory $1; fail if it is empty.
 find_left() {
     for left in "$1"/* "$1"/.[!.]* "$1"/..?*; do
         if [ -e "$left" ] || [ -L "$left" ]; then return 0; fi
@@ -18,7 +18,7 @@ find_left() {
     return 1
 }
 
-# Set state, parent and start of process $1, and its threads; fail where it is gone.
+# Set state, parent, flags, threads and start of process $1; fail if it is gone.
 look() {
     stat=
     while IFS= read -r line || [ -n "$line" ]; do stat="$stat$line "; done <"/proc/$1/stat"

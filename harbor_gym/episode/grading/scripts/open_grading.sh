@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# Make again what grading needs and the policy may have removed: the directory $3, "" for none, with owner $1 and mode $2,
-# and the log directories after it, for all to write. What is no directory and has such a name, or one above it, goes.
+# Make what grading needs and the policy may have removed: the directory $3 ("" for none) with owner $1 and mode $2, and
+# the log directories after it, writable for all. Files in place of these directories or of their parents are removed.
 owner=$1 mode=$2 workdir=$3
 shift 3
 umask 022

@@ -1,6 +1,6 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
-# Empty the directories after $1 and make them root's, so that nothing left there can be taken for a verdict. The first
-# is the verifier's output: $1 is the user to give it to, or "" where verifier and policy are one user.
+# Empty the directories after $1 and give them to root, so that no leftover file can pass for a verdict. The first is the
+# verifier's output: $1 is its new owner, or "" if verifier and policy are one user.
 owner=$1
 shift
 output=$1
@@ -12,15 +12,15 @@ for directory; do
     [ -d "$directory" ] || missing=1
 done
 [ -z "$missing" ] || mkdir -p -- "$@"
-# Closed first: who runs on must not fill what is being emptied.
+# Closed first: a process that runs on must not add files meanwhile.
 chmod 755 -- "$@"
-# shellcheck disable=SC3067  # where it is not known, chown is called
+# shellcheck disable=SC3067  # a shell without -O calls chown
 for directory; do [ -O "$directory" ] || foreign=1; done
 [ -z "$foreign" ] || chown root -- "$@"
 problem=''
 for directory; do
     if find_left "$directory"; then find "$directory" -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +; fi
-    # Believed only when seen: the policy may have replaced the programs above.
+    # Checked by builtins: the policy may have replaced the programs above.
     if find_left "$directory"; then problem="$left could not be removed"; fi
     [ -d "$directory" ] || problem="$directory could not be made"
 done

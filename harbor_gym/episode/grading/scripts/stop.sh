@@ -1,20 +1,21 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
-# Stop what runs here. Spared: the processes and System V objects in $1 (",PID:START,KIND:NUMBER,"), what those processes
-# started (a server's workers), and this script. Given no time to end: the processes in $2 (",PID,"). $3 is the terminal's
-# directory, to be removed, or "": whose command line names it is not counted. $4 and $5 are hundredths of a second: from SIGTERM to SIGKILL, and for all.
-# $6 to $8 are the caller's boot id, pid and start: never kill where it is seen.
-# Answer with the number stopped, the number left, and the memory limit's victims so far.
-# POSIX sh and builtins, but for pauses: the policy may have broken or removed the image's programs.
+# Stop the running processes. Spared: the processes and System V objects in $1 (",PID:START,KIND:NUMBER,"), descendants
+# of those processes (a server's workers), and this script. Killed at once: the processes in $2 (",PID,"). $3 is the
+# terminal's directory, to be removed, or "": processes with it in their command line are not counted. $4 and $5 are
+# hundredths of a second: from SIGTERM to SIGKILL, and for the whole stop.
+# $6 to $8 are the caller's boot id, pid and start: kill nothing where that process is visible.
+# Print the number stopped, the number left, and the number of the memory limit's kills so far.
+# POSIX sh and builtins, except for pauses: the policy may have broken or removed the image's programs.
 own=$1 terminal=$2 leftovers=$3 grace=$4 limit=$5 boot=$6 caller=$7 born=$8
 stopped=0 seen=',' victims='' others=0
 
-# Set now to the machine's time in hundredths of a second.
+# Set now to the time since boot in hundredths of a second.
 tell_time() {
     read -r now _ </proc/uptime
     now=${now%.*}${now#*.}
 }
 
-# Whether process $1 is to be spared, or descends from one that is and is not the sandbox's first.
+# Whether process $1 is to be spared, or descends from one that is, other than the sandbox's first.
 is_of_a_service() {
     above=$1
     for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do
@@ -27,13 +28,13 @@ is_of_a_service() {
     return 1
 }
 
-# Set victims to the processes that are to be stopped, and others to whether there are any to be spared.
+# Set victims to the processes to stop, and others to 1 if there are any to spare.
 find_victims() {
     pids='' victims='' others=0
     for path in /proc/[0-9]*; do
         pid=${path#/proc/}
         if [ "$pid" = 1 ] || ! look "$pid"; then continue; fi
-        # A process whose first thread has ended looks dead, and its others run on.
+        # A process whose first thread has ended looks dead while its other threads run on.
         case $state in Z | X) [ "$threads" -gt 1 ] || continue ;; esac
         pids="$pids $pid"
         eval "parent_$pid=$parent start_$pid=$start"
@@ -44,7 +45,7 @@ find_victims() {
     done
 }
 
-# Note victims that were not yet counted. Also forget what find_victims knew.
+# Count victims that were not yet counted. Also unset the variables of find_victims.
 count_victims() {
     for pid in $victims; do
         eval "begun=\$start_$pid"
@@ -53,7 +54,7 @@ count_victims() {
         IFS= read -r words <"/proc/$pid/cmdline"
         if [ -n "$leftovers" ]; then
             case $words in *"$leftovers"*) continue ;; esac
-            # Without words it has erased them, or is ending by itself (PF_EXITING), as the terminal's client does.
+            # Without a command line it has erased it, or is ending by itself (PF_EXITING), like the terminal's client.
             if [ -z "$words" ] && { ! look "$pid" || { [ "$threads" -le 1 ] && [ $((flags & 4)) -ne 0 ]; }; }; then continue; fi
         fi
         stopped=$((stopped + 1))
@@ -62,7 +63,7 @@ count_victims() {
 }
 
 stop_all() {
-    # This process and those above it that were not there before: whoever runs the caller's commands may be.
+    # This process and its new ancestors, such as the one that runs the caller's commands.
     mine=",$$,"
     pid=$$
     while look "$pid" && [ "$parent" -gt 1 ]; do
@@ -85,7 +86,7 @@ stop_all() {
         if [ -z "$victims" ]; then looks=$((looks - 1)); else looks=2; fi
         if [ "$looks" = 0 ] || [ "$now" -gt "$end" ]; then break; fi
         if [ "$now" -gt "$from" ] || [ -z "$victims" ]; then
-            # Everyone at once, where there is nobody to spare: no process can outrun that by forking.
+            # All at once, if there is none to spare: no process can escape that by forking.
             if [ "$others" = 0 ] && [ "$mine" = ",$$," ]; then
                 kill -s KILL -- -1 || { find_victims && break; }
             elif [ -n "$victims" ]; then
@@ -95,13 +96,13 @@ stop_all() {
                 kill -s KILL $victims
             fi
         fi
-        # No program while somebody is to be stopped: where no further process fits, the shell itself would end of it.
+        # No sleep while a process is to be stopped: at the limit of processes the failed fork would end the shell.
         [ -n "$victims" ] || sleep 0.02
     done
     list_objects
     for object in $objects; do
         case $own in *",$object,"*) continue ;; esac
-        # A program of the image, where it has it: elsewhere these objects stay.
+        # A program of the image, if it has it; otherwise these objects stay.
         case $object in
             shm:*) ipcrm -m "${object#*:}" ;;
             sem:*) ipcrm -s "${object#*:}" ;;

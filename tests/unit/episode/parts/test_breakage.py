@@ -170,7 +170,7 @@ async def test_a_sandbox_that_is_gone_is_not_asked() -> None:
 
 
 async def test_nonsense_of_the_terminal_counts_where_all_else_is_well() -> None:
-    assert await breakage(Shell(), answers_nonsense=True) == "its terminal answers what can't be read"
+    assert await breakage(Shell(), answers_nonsense=True) == "its terminal's answers can't be read"
     assert await breakage(Watched(False), answers_nonsense=True) is None
 
 

@@ -164,7 +164,7 @@ async def test_what_grading_needs_is_made_again_or_the_policy_broke_it() -> None
     able = Able(opened(is_full=True), {"problem": "/app is busy", "is_full": False})
     assert await cleanup.open_grading(sandbox(able), OWN)
     assert able.asked == [("open_grading", {})]
-    with pytest.raises(BrokenByPolicyError, match="make again what grading needs: /app is busy"):
+    with pytest.raises(BrokenByPolicyError, match="make the directories for grading: /app is busy"):
         await cleanup.open_grading(sandbox(able), OWN)
     own = replace(OWN, workdir=("1000:50", "2775", "/a b"))
     scripted = Scripted("opened\n", "/a b could not be made\n")
