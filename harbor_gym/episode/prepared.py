@@ -31,7 +31,7 @@ class PreparedEpisode:
     """One episode that waits for its policy. Single-use; its owner closes it.
 
     Args:
-        config: The task and the sandbox; budgets and recordings have no effect here.
+        config: The task and the sandbox; budgets and recordings play no part here.
     """
 
     def __init__(self, config: TerminalEnvConfig) -> None:

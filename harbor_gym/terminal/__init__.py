@@ -1,6 +1,6 @@
 """The terminal: an interactive shell in a sandbox, driven by keystrokes and read as text.
 
-It knows a Harbor environment's ``exec`` and ``upload_file``, and nothing of Harbor's lifecycle.
+It uses a Harbor environment's ``exec`` and ``upload_file``, and is independent of Harbor's lifecycle.
 """
 
 from harbor_gym.terminal.open import open_terminal

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _OPEN_TIMEOUT_SEC = 60
 
-# A command's text is no keystrokes: a tab is a tab, and a "!" recalls nothing.
+# In a command's text a tab is a tab, and "!" recalls no earlier command.
 _LITERAL = "set +H\nbind 'set disable-completion on' 2>/dev/null\n"
 
 logger = logging.getLogger(__name__)
@@ -141,14 +141,14 @@ def _open_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tu
 async def _connected(
     environment: "BaseEnvironment", config: TerminalConfig, persistent: PersistentTransport
 ) -> Transport:
-    """Return the persistent transport, or the portable one where that is not available and not insisted on."""
+    """Return the persistent transport, or the portable one if the first is neither available nor required."""
     kind = type(environment).__name__
-    problem = f"{kind} lets no process into its sandbox but by exec; local, docker and apptainer sandboxes do"
+    problem = f"{kind} offers no pipes into its sandbox, only exec; local, docker and apptainer sandboxes do"
     try:
         if await persistent.connect():
             return persistent
     except ChannelBrokenError as error:
-        problem = f"the way into the sandbox does not answer: {error}"
+        problem = f"the channel into the sandbox does not answer: {error}"
     if config.transport == "persistent":
         raise TerminalStartError(
             f"No persistent terminal in sandbox {environment.session_id!r}: {problem}. "

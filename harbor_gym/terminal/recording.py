@@ -1,13 +1,13 @@
-"""Recordings of episodes for asciinema's players, made of what the terminal's channel reports.
+"""Recordings of episodes for asciinema's players, made of the terminal's turns.
 
-Nothing is typed into the pane and nothing waits: each turn appends a few lines to a file. The format is asciicast v2,
-which every asciinema player and converter reads: a header, then one JSON array per event. Per turn there is a marker
-(``m``, to jump to), the keystrokes (``i``) and what changed on the screen (``o``): first the new output as the policy
-read it, then, where that leaves another screen than the terminal's, the terminal's.
+Recording types nothing and waits for nothing: each turn appends a few lines to a file. The format is asciicast v2,
+which every asciinema player and converter reads: a header, then one JSON array per event. Each turn has a marker
+(``m``, to jump to), the keystrokes (``i``) and the change of the screen (``o``): first the new output as the policy
+read it, then, if that leads to another screen than the terminal's, the terminal's screen.
 
-So a player shows at every marker the very text that was on the screen, and a flood costs no more than its observation.
-What passed between two turns, colours and the cursor are not recorded: the pane's raw bytes would cost each step more
-time than the step itself takes.
+So a player shows at every marker exactly the text that was on the screen, and a flood costs no more than its
+observation. Changes between two turns, colours and the cursor are not recorded: capturing the pane's raw bytes would
+take longer than the step itself.
 Source: https://docs.asciinema.org/manual/asciicast/v2/
 """
 
@@ -26,7 +26,7 @@ CAST_VERSION = 2
 """Version of the asciicast format."""
 
 _IDLE_LIMIT_SEC = 2.0
-"""Players shorten pauses to this: a policy may think for minutes."""
+"""Players shorten longer pauses to this: a policy may think for minutes."""
 
 _LABEL_CHARS = 60
 _CLEAR = "\x1b[H\x1b[2J"
@@ -44,16 +44,16 @@ logger = logging.getLogger(__name__)
 
 
 class CastRecorder:
-    """Record one episode into a file that can be played at any moment, also while it grows.
+    """Record one episode into a file that can be played at any time, also while it grows.
 
-    A turn reaches the file in one write, so a killed process leaves a whole recording of the turns before. If the
-    disk fills up, the recording ends there with a warning, and the episode goes on.
+    Each turn is one write, so a killed process leaves a valid recording of the earlier turns. If the disk fills up, the
+    recording ends with a warning, and the episode goes on.
 
     Args:
         path: The file to write; an existing one is replaced. Its directory is made.
         columns: Width of the terminal.
         rows: Height of the terminal.
-        title: What players show as the recording's name.
+        title: The recording's name in players.
 
     Raises:
         OSError: The file can't be made.
@@ -86,10 +86,10 @@ class CastRecorder:
 
         Args:
             turn_index: Number of the turn; 0 is the screen after the reset.
-            keystrokes: Everything typed in this turn, as the policy wrote it.
+            keystrokes: All keystrokes of the turn, as the policy wrote them.
             text: The observation. Its header goes into the marker's label, the rest onto the screen.
-            at_sec: Seconds since the recording began; never less than in the turn before, or taken as equal.
-            shown: The whole screen, wrapped rows joined, as a turn of the terminal has it; empty where it is not known.
+            at_sec: Seconds since the recording began; a time before the last turn's is replaced by that.
+            shown: The whole screen, wrapped rows joined, as ``TerminalTurn.shown``; empty if it is unknown.
         """
         header, lines = _split(text)
         screen = [_clean(line) for line in shown]
@@ -105,7 +105,7 @@ class CastRecorder:
         self._append(*events)
 
     def close(self) -> None:
-        """Close the file. Idempotent; the recording is as complete before as after."""
+        """Close the file. Idempotent; the recording is complete without it, too."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -119,7 +119,7 @@ class CastRecorder:
         self.close()
 
     def _paint(self, header: Sequence[str], lines: list[str], *, is_known: bool) -> str:
-        """Return what brings a player's screen from the previous turn to this one."""
+        """Return the output that changes a player's screen from the previous turn's to this one's."""
         if _FULL_SCREEN in header:
             self._is_full_screen = True
             return "" if is_known else _CLEAR + "\r\n".join(lines[-self._rows :])
@@ -133,7 +133,7 @@ class CastRecorder:
         if lines[0].startswith(last):  # The observation begins with the line that the cursor was on.
             change = text[len(last) :]
             self._screen = self._screen[:-1] + lines
-        elif self._is_unfinished:  # The cursor was on a line of its own, which was still empty.
+        elif self._is_unfinished:  # The cursor was on an empty line of its own.
             change = f"\r\n{text}"
             self._screen += lines
         else:  # The program has rewritten the screen: the observation is all of it.
@@ -144,13 +144,13 @@ class CastRecorder:
         return prefix + change
 
     def _correct(self, header: Sequence[str], shown: list[str]) -> str:
-        """Return what brings a player's screen to ``shown`` if it does not show that already."""
+        """Return the output that changes a player's screen to ``shown``; empty if it already shows that."""
         if not shown:
             return ""
         repaint = _CLEAR + "\r\n".join(shown)
         if _FULL_SCREEN in header or self._is_full_screen:
             return repaint
-        # The player wrote the same lines; with as many as fill the screen it shows the same ones of them.
+        # The player may have more lines; if the last ones fill the screen, it shows the same.
         fills = len(shown) >= self._rows and self._screen[-len(shown) :] == shown
         if self._screen == shown or fills:
             return ""
@@ -189,5 +189,5 @@ def _label(keystrokes: str) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Replace what has no place in UTF-8: lone surrogates."""
+    """Replace lone surrogates, which UTF-8 can't encode."""
     return text.encode(errors="replace").decode()

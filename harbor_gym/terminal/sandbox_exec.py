@@ -1,4 +1,4 @@
-"""The only caller of Harbor's ``exec``: each exception of an environment leaves as one of our errors."""
+"""The terminal's only caller of Harbor's ``exec``: it turns every exception of an environment into a SandboxError."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment, ExecResult  # 0.3 s to import, and only types are needed
 
 GRACE_SEC = 15.0
-"""Time beyond its own timeout that an environment gets to report it before we stop waiting."""
+"""Seconds after its own timeout that an environment gets to report it."""
 
 
 async def run_in_sandbox(
@@ -24,13 +24,13 @@ async def run_in_sandbox(
     purpose: str,
     cwd: str | None = None,
 ) -> "ExecResult":
-    """Run ``command`` once, in ``cwd`` or else the task's workdir, which a policy may have removed.
+    """Run ``command`` once, in ``cwd`` or by default in the task's workdir, which a policy may have removed.
 
-    ``purpose`` completes the sentence "the sandbox failed to …" in error messages.
+    ``purpose`` completes the sentence "the sandbox could not …" in error messages.
 
     Raises:
-        SandboxTimeoutError: the command did not finish in time; it may still be running in the sandbox.
-        SandboxLostError: the environment could not run it at all.
+        SandboxTimeoutError: The command did not finish in time; it may still be running in the sandbox.
+        SandboxLostError: The environment could not run it at all.
     """
     limit = math.ceil(timeout_sec)
     with lost_for_all_else(environment, purpose):
@@ -49,10 +49,10 @@ async def run_in_sandbox(
 
 @contextlib.contextmanager
 def lost_for_all_else(environment: "BaseEnvironment", purpose: str) -> Generator[None]:
-    """Make a :class:`SandboxLostError` of an exception of the block that is no error of ours.
+    """Turn an exception of the block that is no :class:`HarborGymError` into a :class:`SandboxLostError`.
 
-    The boundary to foreign code: environments raise what their client library raises. ``purpose`` is as for
-    :func:`run_in_sandbox`.
+    It is the boundary to foreign code: environments pass on the exceptions of their client library. ``purpose`` is as
+    for :func:`run_in_sandbox`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The contract of a terminal: its input and its output, whichever transport carries them."""
+"""The contract of a terminal, independent of its transport."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class TerminalTurn:
     """The observation, at most ``TerminalConfig.max_observation_bytes`` of UTF-8."""
 
     ended: bool
-    """The shell session is gone: the policy typed ``exit``, killed its shell, or killed tmux."""
+    """Whether the shell session is gone: the policy typed ``exit``, killed its shell, or killed tmux."""
 
     waits: tuple[str, ...]
-    """Why the wait for each command was over: ``prompt``, ``fullscreen``, ``tty_read``, ``deadline`` or ``ended``."""
+    """Why the wait for each command ended: ``prompt``, ``fullscreen``, ``tty_read``, ``deadline`` or ``ended``."""
 
     exit_code: int | None
     """Exit code of the last foreground command, if one finished in this turn; of the shell, if it ended."""
@@ -31,64 +31,64 @@ class TerminalTurn:
     """UTF-8 bytes of output that ``text`` leaves out."""
 
     transport: str
-    """Which transport carried the turn: ``portable`` or ``persistent``."""
+    """The transport of the turn: ``portable`` or ``persistent``; ``mcp`` for calls of tools, ``none`` without one."""
 
     shown: tuple[str, ...] = ()
-    """The whole screen at the turn's end, wrapped rows joined, uncut; empty where there was nothing to look at."""
+    """The whole screen at the turn's end, wrapped rows joined, uncut; empty if there was no screen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """The leftovers of a session in its sandbox after its terminal is detached."""
+    """The processes and files of a session that stay in its sandbox after its terminal is detached."""
 
     pids: tuple[str, ...]
-    """Its shell and its server, by their ids in the sandbox."""
+    """The process ids of its shell and its tmux server, in the sandbox."""
 
     directory: str
-    """Its private directory."""
+    """Its private directory in the sandbox."""
 
 
 class Terminal(Protocol):
     """One interactive shell inside a sandbox. One call at a time."""
 
     async def run(self, commands: Sequence[Command]) -> TerminalTurn:
-        """Type ``commands`` in order, wait for each, and return what is new on the screen.
+        """Type ``commands`` in order, wait for each, and return the new text on the screen.
 
-        An empty sequence types nothing and looks at the screen. After the session has ended nothing is typed and
-        the turn reports it; it is no error.
+        An empty sequence types nothing and reads the screen. After the session has ended nothing is typed, and the turn
+        reports the end; it is no error.
 
         Raises:
-            SandboxLostError: the sandbox is gone.
-            SandboxTimeoutError: the sandbox did not answer; what was typed may or may not have arrived.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The sandbox did not answer; the keystrokes may or may not have arrived.
         """
         ...
 
     async def screen(self) -> Screen | None:
-        """Return the screen as it is now, or None when the session is gone. No later observation changes for it.
+        """Return the current screen, or None if the session is gone. Later observations are not affected.
 
         Raises:
-            SandboxLostError: the sandbox is gone.
-            SandboxTimeoutError: the sandbox did not answer.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The sandbox did not answer.
         """
         ...
 
     @property
     def leftovers(self) -> Leftovers:
-        """The leftovers that a caller may remove if it detaches the terminal instead of closing it."""
+        """The processes and files to remove for a caller that detaches the terminal instead of closing it."""
         ...
 
     async def detach(self) -> None:
-        """Release everything that this machine holds for the session, which goes on in the sandbox. Idempotent."""
+        """Release this machine's resources for the session, which goes on in the sandbox. Idempotent."""
         ...
 
     async def close(self) -> None:
         """End the session and stop every process that was started in it.
 
-        Idempotent, and silent about the sandbox if the session had ended before. Not stopped: a process that
-        left the session's process tree and wiped its own environment.
+        Idempotent; a failure of the sandbox is ignored if the session had ended before. A process that left the
+        session's process tree and cleared its own environment is not stopped.
 
         Raises:
-            SandboxLostError: the sandbox is gone.
-            SandboxTimeoutError: the sandbox did not answer; processes may be left in it.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The sandbox did not answer; processes may remain in it.
         """
         ...

@@ -1,4 +1,4 @@
-"""The terminal itself: turns in, observations out, over whichever transport reaches the session."""
+"""The tmux terminal: it types turns and makes observations, over a transport to the session."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
 _WAITS = {"idle": "deadline", "untyped": "prompt"}
-"""What a turn calls ends of a wait that only the script tells apart."""
+"""The script's own reasons for the end of a wait → their names in a turn."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +45,12 @@ class TmuxTerminal:
         self._config = config
         self._user = user
         self.directory = directory
-        """Where the session's files lie in the sandbox, tmux's socket among them."""
+        """The directory of the session's files in the sandbox, including tmux's socket."""
 
         self._pids = pids
         self._tools = tools
         self.transport = transport
-        """How steps reach the session; the terminal closes it."""
+        """The transport of steps to the session; the terminal closes it."""
 
         self._typed = 0
         self._anchor = observation.Anchor()
@@ -97,7 +97,7 @@ class TmuxTerminal:
         except SandboxError as error:
             if not was_ended:
                 raise
-            # Whoever ended the session may have removed the shell that could clean up after it.
+            # A policy that ended the session may have removed the shell that could clean up after it.
             logger.debug("nothing could be stopped after the session had ended: %s", error)
         else:
             logger.debug("terminal closed: %s", output.strip())
@@ -110,7 +110,7 @@ class TmuxTerminal:
         new_prompt = capture.exit_code is not None and capture.mark != self._mark
         has_run = False
         if new_prompt:
-            # A line that the shell refused before it ran anything, or an empty one, has the exit code from before.
+            # An empty line, or one that the shell refused, keeps the exit code of the command before it.
             run = (capture.exit_code, capture.runs)
             has_run = run != self._run or not capture.runs
             self._mark, self._run = capture.mark, run

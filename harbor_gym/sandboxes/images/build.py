@@ -146,7 +146,7 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
         force_build: Build anew even if the cache has the image, and replace it there for later calls.
 
     Raises:
-        MissingDependencyError: buildah is not installed.
+        MissingDependencyError: Buildah is not installed.
         SandboxStartError: The Dockerfile fails, a base image is not available, what is named is not there or is nothing
             of the kind, or the time was up.
     """

@@ -35,7 +35,7 @@ async def ensure_base_tar(base: OfflineBase = DEFAULT) -> Path:
     ``HARBOR_GYM_DEBIAN_MIRROR`` or ``HARBOR_GYM_UBUNTU_MIRROR`` name, else from the distribution's own.
 
     Raises:
-        MissingDependencyError: mmdebstrap is not installed.
+        MissingDependencyError: Mmdebstrap is not installed.
         SandboxStartError: Their signatures can't be checked here, or the mirror does not deliver.
     """
     path = cache_dir() / "bases" / f"{base.name}.tar"
@@ -106,7 +106,7 @@ async def make_base(reference: str) -> OfflineBase:
 
     Raises:
         UsageError: No recipe is known for this image.
-        MissingDependencyError: buildah or mmdebstrap is not installed.
+        MissingDependencyError: Buildah or mmdebstrap is not installed.
         SandboxStartError: The base can't be made, or buildah refuses it.
     """
     base = offline_base(reference)
@@ -144,7 +144,7 @@ async def import_into_docker(reference: str) -> OfflineBase | None:
 
     Raises:
         UsageError: No recipe is known for this image.
-        MissingDependencyError: docker or mmdebstrap is not installed.
+        MissingDependencyError: Docker or mmdebstrap is not installed.
         SandboxStartError: The base can't be made, or the daemon refuses it.
     """
     base = offline_base(reference)

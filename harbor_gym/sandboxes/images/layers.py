@@ -49,7 +49,7 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[l
         diff_ids: What its configuration calls its layers, the lowest first.
 
     Raises:
-        SandboxStartError: buildah can't mount it, or it can't be copied.
+        SandboxStartError: Buildah can't mount it, or it can't be copied.
     """
     async with locked(LAYERS_LOCK), staging() as folder:
         name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"

@@ -67,7 +67,7 @@ def adapted(text: str, bases: Mapping[str, StageStart]) -> str:
         bases: What each base image begins with, by the name that the Dockerfile gives it.
 
     Raises:
-        TaskError: buildah can't be brought to do what an instruction wants.
+        TaskError: Buildah can't be brought to do what an instruction wants.
     """
     for edit in sorted(_edits(text, bases), key=lambda edit: edit.start, reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]
@@ -139,7 +139,7 @@ def _triggered(instruction: Instruction, state: StageStart, base: str, *, needs_
     """Return what holds after an instruction of the base's ONBUILD, which buildah runs as it is written there.
 
     Raises:
-        TaskError: buildah does not do it as Docker does.
+        TaskError: Buildah does not do it as Docker does.
     """
     rest = _rest(instruction)
     match instruction.name:

@@ -21,7 +21,7 @@ async def show_image(reference: str, template: str = "{{.FromImageID}}") -> str 
         template: What to show, as buildah's ``--format`` takes it.
 
     Raises:
-        SandboxStartError: buildah can't tell.
+        SandboxStartError: Buildah can't tell.
     """
     argv = (*CONTAINED, "buildah", "inspect", "--type", "image", "--format", template, reference)
     code, output = await run_buildah(*argv, environment={})

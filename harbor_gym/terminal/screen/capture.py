@@ -35,12 +35,12 @@ class Capture:
     """One answer of the step script."""
 
     waits: tuple[str, ...]
-    """Per command, as in ``TerminalTurn.waits``; also ``idle``, a deadline that passed at the shell's prompt, and
-    ``untyped``, a command that could not be typed, like those after it."""
+    """Per command, as in ``TerminalTurn.waits``; also ``idle`` for a deadline that passed at the shell's prompt, and
+    ``untyped`` for a command that could not be typed, and those after it."""
 
     mark: str
-    """The shell's latest mark, of the screen's own moment: ``<pid>:<count>:<exit code>:<runs>``, which has a code
-    at a prompt only. The policy may have written it."""
+    """The shell's latest mark when the screen was captured: ``<pid>:<count>:<exit code>:<runs>``, with a code only at a
+    prompt. The policy may have forged it."""
 
     pane: Pane | None
     """None when the tmux server or its pane is gone."""
@@ -55,14 +55,14 @@ class Capture:
     missing_bytes: int
 
     visible: tuple[str, ...]
-    """The screen now, wraps joined; empty under a full-screen program."""
+    """The current screen, wraps joined; empty under a full-screen program."""
 
     loss: str = ""
-    """What the script found where ``pane`` is None, for the log."""
+    """If ``pane`` is None, the script's findings, for the log."""
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the last command, where the shell is at its prompt and its mark is a usable one."""
+        """Exit code of the last command, if the shell is at its prompt and its mark is valid."""
         match = _PROMPT.fullmatch(self.mark)
         return int(match[1]) if match and int(match[1]) <= _MAX_EXIT_CODE else None
 
@@ -74,14 +74,14 @@ class Capture:
 
 
 NO_SESSION = Capture((), "0:0:", None, (), None, 0, 0, (), loss="no shell can be started")
-"""What there is to see when nothing answers any more."""
+"""The capture of a session that does not answer any more."""
 
 
 def parse_capture(answer: str, nonce: str) -> Capture:
     """Read the step script's standard output.
 
     Raises:
-        CaptureError: the answer is cut or damaged: the script did not run through.
+        CaptureError: The answer is cut or damaged: the script did not run to its end.
     """
     try:
         return _parse(answer, nonce)
@@ -109,7 +109,7 @@ def _parse(answer: str, nonce: str) -> Capture:
     tail, visible = _split_visible(_drop_partial(body[cut + 1 :], 0), nonce)
     tail = _trim_dead(tail, pane)
     shown = [*head, *tail]
-    # Of the counted lines, one is the pane's description, one the separator, and the visible ones are repeated.
+    # The counted lines include the pane's description, a separator, and a second copy of the visible lines.
     return Capture(
         known,
         mark,

@@ -11,14 +11,14 @@ MAX_KEYSTROKE_BYTES = 2 * 1024 * 1024
 """Ceiling on the keystrokes of one step, in UTF-8 bytes."""
 
 MAX_INLINE_BYTES = 1024
-"""Longer keystrokes are pasted: tmux takes 16 KiB of arguments, and one hex word is three characters."""
+"""Longer keystrokes are pasted: tmux accepts 16 KiB of arguments, and one hex word is three characters."""
 
 _KEY_NAME = re.compile(
     r"(C-[a-z@\[\]\\^_]|M-[!-~]|Enter|Escape|Tab|BTab|Space|BSpace|DC|IC|Up|Down|Left|Right"
     r"|Home|End|PgUp|PgDn|PageUp|PageDown|PPage|NPage|F[1-9]|F1[0-2])\n?"
 )
 
-_CONTROL = re.compile(rb"[\x01-\x08\x0b-\x1f\x7f]")  # but a tab and the end of a line
+_CONTROL = re.compile(rb"[\x01-\x08\x0b-\x1f\x7f]")  # without tab and line feed
 _SIGNAL = re.compile("[\x03\x11\x13\x1a\x1c]")
 
 
@@ -30,29 +30,29 @@ class Keys:
     """A tmux key name, or None for plain bytes."""
 
     data: bytes
-    """The bytes to type, a carriage return for the first line feed. Empty for a key name and for a bare wait.
+    """The bytes to type, with a carriage return for the first line feed. Empty for a key name and for a bare wait.
 
-    Of the lines that follow, the ends stay line feeds: what they will find in front of them is not known yet. In a
-    full-screen program they become carriage returns, too.
+    Later line feeds stay, as the program that will read them is not known yet. In a full-screen program they become
+    carriage returns, too.
     """
 
     text: str | None = None
-    """What tmux itself is to read, as one argument of ``send-keys``; None for names and bytes."""
+    """One argument of ``send-keys`` that tmux itself reads; None for names and bytes."""
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing is typed at all."""
+        """Whether nothing is typed at all."""
         return self.name is None and not self.data and self.text is None
 
 
 def encode_keystrokes(keystrokes: str) -> Keys:
     """Read one command's keystrokes.
 
-    A string that is exactly one key name (``"C-c"``, ``"C-c\\n"``, ``"Up"``) is that key; everything else is
-    typed byte by byte, with the first LF sent as CR as the Enter key does.
+    A string that is exactly one key name (``"C-c"``, ``"C-c\\n"``, ``"Up"``) is that key; any other text is typed byte
+    by byte, with the first LF sent as CR, like the Enter key.
 
     Raises:
-        ValueError: ``keystrokes`` holds a NUL or a lone surrogate, which no terminal can be sent.
+        ValueError: ``keystrokes`` contains a NUL or a lone surrogate, which can't be sent to a terminal.
     """
     if match := _KEY_NAME.fullmatch(keystrokes):
         return Keys(name=match[1], data=b"")
@@ -64,12 +64,11 @@ def encode_keystrokes(keystrokes: str) -> Keys:
 def encode_literal_keystrokes(keystrokes: str) -> Keys:
     """Read the text of one command, for a shell without completion.
 
-    As :func:`encode_keystrokes`, but a control character arrives as a character: behind the key (C-v) that readline and
-    a terminal in line mode have for this.
+    As :func:`encode_keystrokes`, but a control character arrives as a character: C-v, by which readline and a terminal
+    in line mode quote the next key, is sent before it.
 
     Raises:
-        ValueError: as :func:`encode_keystrokes`; or there is a character that stops programs or output, which no key
-            before it can prevent.
+        ValueError: As :func:`encode_keystrokes`; or a character stops programs or output, which C-v can't prevent.
     """
     keys = encode_keystrokes(keystrokes)
     if keys.name is not None:
@@ -84,7 +83,7 @@ def encode_terminus_keystrokes(keystrokes: str) -> Keys:
     """Read one command's keystrokes as Terminus-2 would have tmux read them.
 
     Raises:
-        ValueError: as :func:`encode_keystrokes`.
+        ValueError: As :func:`encode_keystrokes`.
     """
     if "\0" in keystrokes:
         raise ValueError("keystrokes contain a NUL character")
@@ -94,10 +93,10 @@ def encode_terminus_keystrokes(keystrokes: str) -> Keys:
 
 
 def encode_keys(keystrokes: str, keys: str | None) -> Keys:
-    """Read one command's keystrokes as ``TerminalConfig.keys`` has it.
+    """Read one command's keystrokes by the semantics of ``TerminalConfig.keys``.
 
     Raises:
-        ValueError: as :func:`encode_keystrokes`.
+        ValueError: As :func:`encode_keystrokes`.
     """
     encode = {"harbor": encode_terminus_keystrokes, "literal": encode_literal_keystrokes}.get(keys or "")
     return (encode or encode_keystrokes)(keystrokes)

@@ -1,4 +1,4 @@
-"""Make the policy's observation of the pane's content. Pure functions, no I/O.
+"""Make the policy's observation from the pane's content. Pure functions, no I/O.
 
 Format 1, one observation per step, UTF-8, at most ``max_observation_bytes``:
 
@@ -10,7 +10,7 @@ Format 1, one observation per step, UTF-8, at most ``max_observation_bytes``:
 In the shell the text is everything from the line where the cursor stood after the previous step; under a
 full-screen program it is the visible screen. Headers: ``[exit code N]`` (never 0), ``[still running after S s]``,
 ``[waiting for input]``, ``[full-screen program]``, ``[session ended]``, ``[session ended, exit code N]``,
-``[nothing was typed: why]`` where that holds for the step's last command; and, on a line of its own,
+``[nothing was typed: why]``, each about the step's last command; and, on a line of its own,
 ``[earlier lines lost: the scrollback holds N]``.
 """
 
@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OBSERVATION_FORMAT = 1
-"""Version of the text format; it grows when a policy would read the same screen differently."""
+"""Version of the text format; it is increased when the same screen gives another text."""
 
 _MARKER_RESERVE = len("[... 1234567890 lines (12345678901234 bytes) omitted ...]\n") + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Text of which only the two ends may be at hand."""
+    """Text of which only the two ends may be known."""
 
     head: str
     """The beginning; the whole text when nothing is missing."""
@@ -34,10 +34,10 @@ class Excerpt:
     """The end, when something is missing between it and ``head``."""
 
     missing_lines: int = 0
-    """Whole lines that lie between ``head`` and ``tail``."""
+    """Whole lines between ``head`` and ``tail``."""
 
     missing_bytes: int = 0
-    """UTF-8 bytes that lie between ``head`` and ``tail``."""
+    """UTF-8 bytes between ``head`` and ``tail``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The end of the previous observation on the screen of that moment."""
+    """The cursor's position on the screen at the end of the previous observation."""
 
     above: tuple[str, ...] = ()
     """The lines above the cursor's line."""
@@ -60,7 +60,7 @@ class Anchor:
     """The cursor's line."""
 
     row: int = 0
-    """The cursor's row, not counted in joined lines."""
+    """The cursor's row, counted in unjoined rows."""
 
 
 def trim_lines(lines: Sequence[str]) -> list[str]:
@@ -72,7 +72,7 @@ def trim_lines(lines: Sequence[str]) -> list[str]:
 
 
 def place_anchor(visible: Sequence[str], *, cursor_row: int, rows: int) -> Anchor:
-    """Remember where the cursor stands on a screen whose wrapped rows have been joined into ``visible``.
+    """Return the anchor for a cursor on a screen whose wrapped rows have been joined into ``visible``.
 
     Rows under the cursor hold no wrapped line in a shell, so the cursor's line is counted from the bottom.
     """
@@ -84,10 +84,9 @@ def place_anchor(visible: Sequence[str], *, cursor_row: int, rows: int) -> Ancho
 def find_news(lines: Sequence[str], anchor: Anchor, *, cursor_row: int, new_prompt: bool) -> int:
     """Return the index of the first line that the previous observation did not finish.
 
-    ``lines`` begins at the top of the screen as it was at ``anchor``, and ``cursor_row`` counts rows from there.
-    Position alone decides; the lines above only prove that a position still means what it meant. Where they changed,
-    where the cursor stands higher than it did, or where a new prompt left everything as it was, the screen was
-    rewritten and all of it is new.
+    ``lines`` begins at the top of the screen as it was at ``anchor``, and ``cursor_row`` counts rows from there. The
+    position alone decides; unchanged lines above prove that it is still valid. If they changed, if the cursor is higher
+    than before, or if a new prompt left everything as it was, the screen was rewritten and all of it is new.
     """
     count = len(anchor.above)
     if cursor_row < anchor.row or not _holds(anchor.above, lines):
@@ -100,7 +99,7 @@ def find_news(lines: Sequence[str], anchor: Anchor, *, cursor_row: int, new_prom
 def has_overflowed(lines: Sequence[str], anchor: Anchor, *, history_lines: int, limit: int) -> bool:
     """Return whether the scrollback dropped lines since ``anchor``.
 
-    tmux drops a tenth of a full scrollback at once, so it is then nine tenths full, and does not begin any more with
+    tmux drops a tenth of a full scrollback at once. The scrollback is then nine tenths full, and no longer begins with
     the screen of the previous observation. Source: ``grid_collect_history`` in tmux's grid.c.
     """
     return history_lines >= limit - max(1, limit // 10) and not (
@@ -116,8 +115,8 @@ def _holds(above: Sequence[str], lines: Sequence[str]) -> bool:
 def compose(header: str, excerpt: Excerpt, *, max_bytes: int) -> Observation:
     """Join header and text within ``max_bytes``.
 
-    What does not fit is cut from the middle: half of the room for the beginning, half for the end, whole lines
-    where a whole line fits. The header always stays.
+    Text that does not fit is cut from the middle: half of the room is for the beginning, half for the end, in whole
+    lines where a whole line fits. The header always stays.
     """
     prefix = f"{header}\n" if header else ""
     room = max_bytes - len(prefix.encode())
@@ -127,7 +126,7 @@ def compose(header: str, excerpt: Excerpt, *, max_bytes: int) -> Observation:
     half = max(0, room - _MARKER_RESERVE) // 2
     beginning = take_head(excerpt.head, half)
     if beginning and not beginning.endswith("\n") and excerpt.head.startswith("\n", len(beginning)):
-        beginning += "\n"  # shown in any case, as the end of what stands before the marker
+        beginning += "\n"  # the marker begins a new line in any case
     ending = take_tail(excerpt.head[len(beginning) :] if whole else excerpt.tail, half)
     if whole:
         between = excerpt.head[len(beginning) : len(excerpt.head) - len(ending)]
@@ -160,7 +159,7 @@ def take_tail(text: str, max_bytes: int) -> str:
 
 
 def describe(wait: str | None, *, exit_code: int | None, waited_sec: float, typed_line: bool) -> str:
-    """Return in one header line what the screen does not show; empty for a plain successful command."""
+    """Return the header line on the last command; empty for a plain successful one."""
     match wait:
         case "ended":
             return "[session ended]" if exit_code is None else f"[session ended, exit code {exit_code}]"

@@ -31,7 +31,7 @@ class Screen:
     columns: int
     rows: int
     lines: tuple[str, ...]
-    """One a row, top first, with the escape sequences for colours and styles; a style goes on into the next line."""
+    """One per row, top first, with escape sequences for colours and styles; a style continues into the next line."""
 
     cursor_row: int
     """Counted from 0, within the screen."""
@@ -41,7 +41,7 @@ class Screen:
 
     is_cursor_visible: bool
     is_full_screen: bool
-    """A program has taken the whole screen (the terminal's alternate screen)."""
+    """Whether a program uses the terminal's alternate screen."""
 
     @property
     def text(self) -> str:
@@ -53,17 +53,17 @@ class Screen:
 async def capture_screen(
     environment: "BaseEnvironment", directory: str, *, user: str | int | None, tools: str | None
 ) -> Screen | None:
-    """Look at a session's pane with one ``exec``, beside other clients of it; None when the session is gone.
+    """Capture a session's pane with one ``exec``, beside its other clients; None if the session is gone.
 
     Args:
         environment: The sandbox.
         directory: The session's directory in it.
         user: The session's user.
-        tools: Where programs were brought along to, if they were.
+        tools: The directory of the programs that :func:`~harbor_gym.terminal.tools.ensure_tmux` installed, if any.
 
     Raises:
-        SandboxLostError: the sandbox is gone.
-        SandboxTimeoutError: the sandbox did not answer.
+        SandboxLostError: The sandbox is gone.
+        SandboxTimeoutError: The sandbox did not answer.
     """
     nonce = f"@{secrets.token_hex(8)}"
     fields = " ".join(f"#{{{field}}}" for field in _FIELDS)
@@ -81,7 +81,7 @@ async def capture_screen(
 
 
 def parse_screen(answer: str, nonce: str) -> Screen | None:
-    """Read what tmux printed: a line of numbers after ``nonce``, then the rows."""
+    """Read tmux's output: a line of numbers after ``nonce``, then the rows."""
     _, found, rest = answer.partition(f"{nonce} ")
     header, _, body = rest.partition("\n")
     numbers = [int(number) for number in header.split() if number.isdigit()]
@@ -103,7 +103,7 @@ def parse_screen(answer: str, nonce: str) -> Screen | None:
 
 
 def _only_styled(line: str) -> str:
-    """Return a line without what a terminal would obey but styles: the sandbox's own tmux may be the policy's."""
+    """Return a line without control sequences except styles: the policy may have replaced the sandbox's tmux."""
     parts = _STYLE.split(_COMMAND.sub("", line))
     return "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
 

@@ -1,5 +1,5 @@
-# End the session and everything that was started in it: the pane's descendants, and whatever carries its TMUX variable.
-# Sent whole, because the policy may have deleted the session's directory.
+# End the session and the processes started in it: the pane's descendants, and every process with its TMUX variable.
+# The whole script is sent, because the policy may have deleted the session's directory.
 exec 2>/dev/null
 dir=$1 shell=$2 server=$3
 
@@ -23,7 +23,7 @@ collect() {
     done
 }
 
-# Each program called costs more than looking at a hundred processes; before 4.4 bash can't read such a list.
+# Each program called costs more than reading a hundred processes' files; before 4.4 bash can't read such a list.
 find_marked() {
     local path variables
     if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)); then
@@ -40,7 +40,7 @@ find_marked() {
     fi
 }
 
-# The first naps are a read that nothing answers: it costs no program.
+# The first pauses are a read that times out, which starts no program.
 sleep_until_prompt() {
     if ((turn < 10)) && [ -n "$silence" ]; then read -rt 0.005 -u "$silence"; else sleep 0.025; fi
 }
@@ -50,7 +50,7 @@ exec {silence}<> <(:)
 collect
 ((${#pids[@]})) && kill -TERM "${!pids[@]}"
 if [ -n "${pids[server]}" ]; then
-    # tmux has nothing to save: its end in good order costs more than everything else here.
+    # tmux has nothing to save, and an orderly exit would take longer than the rest of this script.
     kill -KILL "$server"
 else
     tmux -S "$dir/socket" kill-server

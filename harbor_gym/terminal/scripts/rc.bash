@@ -1,8 +1,8 @@
-# Read by the policy's interactive shell: the user's own settings, then marks in its prompts.
+# Read by the policy's interactive shell: load the user's own settings, then add marks to the prompts.
 # A mark is "<nonce> <pid> <count> <kind>": r runs a command, m needs more input, "p <exit code> <commands run>" is a prompt,
-# where the shell counts what it runs (a line that it refuses has the exit code of the command before it). tmux keeps
-# the last one as the pane's path (OSC 7); the window's name behind it (\ek) makes tmux notify its control clients. The
-# leading \e\\ ends a string that a program left open.
+# where the shell counts the commands that it runs (a refused line keeps the exit code of the command before it). tmux
+# keeps the last mark as the pane's path (OSC 7); the window's name after it (\ek) makes tmux notify its control clients.
+# The leading \e\\ ends a string that a program left open.
 # shellcheck disable=SC1003,SC1090,SC2016,SC2034
 if [ -f ~/.bashrc ]; then . ~/.bashrc; fi
 
@@ -10,12 +10,12 @@ __marks=$RANDOM __runs=
 if ((BASH_VERSINFO[0] > 4 || (BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4))); then __runs=0; fi
 PS0=$PS0'\e\\\e]7;@NONCE@ $$ $((__runs+=1,__marks+=1+RANDOM)) r\a\ek@NONCE@\e\\'
 PS2=$PS2'\[\e\\\e]7;@NONCE@ $$ $((__marks+=1+RANDOM)) m\a\ek@NONCE@\e\\\]'
-# The exit code is saved before any $(...) of the prompt's own can change it.
+# The exit code is saved before a $(...) in the user's prompt can change it.
 __prompt_begin='${__marks:0:$((__exit_code=$?,0))}'
 __prompt_end='\[\e\\\e]7;@NONCE@ $$ $((__marks+=1+RANDOM)) p $__exit_code${__runs:+ $__runs}\a\ek@NONCE@\e\\\]'
 
-# Marks a PS1 that is not known yet. A loop over nothing runs no command: no trap fires and `set -x` prints nothing.
-# A host name that differs from sandbox to sandbox carries no information and costs tokens.
+# Marks a PS1 that is not marked yet. A loop over an empty list runs no command: no trap fires, `set -x` prints nothing.
+# The host name is replaced: it differs from sandbox to sandbox, carries no information and costs tokens.
 declare -A __marked=()
 __mark_prompt='for __ps in ${__marked[x${PS1-}]-x}; do
     if [[ ${PS1-} != *@NONCE@* ]]; then

@@ -1,4 +1,4 @@
-"""A tmux, and a bash, for images that have none or too old a one: the host's, brought along without a network."""
+"""The host's tmux and bash for images without them or with too old a tmux, installed without a network."""
 
 import re
 import secrets
@@ -15,7 +15,7 @@ MIN_TMUX = (3, 0)
 """The oldest tmux that the terminal's scripts can work with."""
 
 _PLACES = ("/run", "/opt", "/var/tmp")
-"""Where the tools may lie, out of everybody's way; an environment's upload may miss what is mounted over one."""
+"""Places for the tools' directory, tried in order: an environment's upload may miss a file system mounted over one."""
 
 _EXEC_TIMEOUT_SEC = 60
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -24,17 +24,17 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 async def ensure_tmux(environment: "BaseEnvironment", *, user: str | int | None = None) -> str | None:
     """Make sure that the sandbox has a tmux of at least 3.0 and a bash, for a session of ``user``.
 
-    What is missing is brought along from the host into a directory of its own. The image's files, its PATH and its
-    libraries stay as they are, and what was brought along before is used again.
+    A missing program is copied from the host into a directory of its own. The image's files, its PATH and its libraries
+    stay as they are, and programs that were installed before are used again.
 
     Returns:
-        The directory that holds ``tmux`` or ``bash`` or both, whichever the image lacks: call them by their path, or
-        look there first. None: the image's own are fine.
+        The directory with ``tmux`` or ``bash`` or both, whichever the image lacks: call them by their path, or put it
+        first on PATH. None: the image's own are fine.
 
     Raises:
-        TerminalStartError: the host has nothing that would run in this sandbox, or the sandbox can't take it.
-        SandboxLostError: the sandbox is gone.
-        SandboxTimeoutError: the sandbox did not answer.
+        TerminalStartError: The host's programs would not run in this sandbox, or can't be copied there.
+        SandboxLostError: The sandbox is gone.
+        SandboxTimeoutError: The sandbox did not answer.
     """
     user = user if user is not None else environment.default_user
     machine, missing = await _probe(environment, user)
@@ -55,12 +55,12 @@ async def ensure_tmux(environment: "BaseEnvironment", *, user: str | int | None 
 
 
 def path_prefix(tools: str | None) -> str:
-    """Return what a shell command begins with to find what :func:`ensure_tmux` brought along before the image's own."""
+    """Return the beginning of a shell command that finds the tools of :func:`ensure_tmux` before the image's own."""
     return f'PATH="{tools}:$PATH"; ' if tools else ""
 
 
 async def _probe(environment: "BaseEnvironment", user: str | int | None) -> tuple[str, dict[str, str]]:
-    """Return the processor, and each tool that is missing with what the image has instead."""
+    """Return the processor, and each missing tool with a description of the image's."""
     nonce = f"@{secrets.token_hex(8)}"
     command = f'printf "{nonce} %s\\n" "$(uname -m)" "$(tmux -V 2>/dev/null)" "$(command -v bash)"'
     answer = await _run(environment, command, user, "look for tmux")
@@ -83,7 +83,7 @@ async def _probe(environment: "BaseEnvironment", user: str | int | None) -> tupl
 
 
 async def _install(environment: "BaseEnvironment", bundle: Bundle, tools: list[str]) -> str:
-    """Return the directory in which ``tools`` lie and work."""
+    """Install ``tools``, unless they are already there; return their directory."""
     problem = ""
     for place in _PLACES:
         directory = f"{place}/.tmux-tools-{bundle.name}"

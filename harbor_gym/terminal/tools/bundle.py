@@ -1,7 +1,7 @@
-"""The host's tmux and bash as one file that installs itself in a sandbox: programs, libraries, loader, locale, terms.
+"""The host's tmux and bash as one file that installs itself: programs, libraries, loader, locale, terminfo.
 
-The loader and the C library travel along and are called by their place, so nothing of the image's own is used or
-changed, whatever its C library is.
+The loader and the C library are included and called by their path, so the image's own files are neither used nor
+changed, whichever C library it has.
 """
 
 import functools
@@ -28,7 +28,7 @@ _HOST_TIMEOUT_SEC = 20
 
 _INSTALLER = """\
 #!/bin/sh
-# Installs tools beside itself: sh <file> <tool>... Only the tools that are named can be called afterwards.
+# Installs tools beside itself: sh <file> <tool>... Only the named tools can be called afterwards.
 set -e
 umask 022
 file=$0 dir=${{0%/*}}
@@ -48,7 +48,7 @@ exit 0
 
 
 class BundleError(RuntimeError):
-    """The host has nothing that could be brought along; the message states what is missing."""
+    """The host has no programs that could be bundled; the message states what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Bundle:
 
     path: Path
     name: str
-    """Names its content."""
+    """A digest of its content."""
 
     machine: str
-    """The processor it runs on, as uname has it."""
+    """The processor that it runs on, as ``uname -m`` prints it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class Content:
     """The content of a bundle."""
 
     members: tuple[tuple[str, Path], ...]
-    """Place in the bundle, and file of the host."""
+    """Path in the bundle, and file of the host."""
 
     loader: str | None
-    """Name of the program that loads the others; None where they need none."""
+    """Name of the programs' dynamic loader; None if they are static."""
 
     loader_flags: tuple[str, ...]
 
@@ -80,7 +80,7 @@ async def ensure_bundle() -> Bundle:
     """Return this host's bundle, made once and kept in the cache.
 
     Raises:
-        BundleError: the host has no usable tmux or bash.
+        BundleError: The host has no usable tmux or bash.
     """
     import asyncio
 
@@ -97,7 +97,7 @@ async def ensure_bundle() -> Bundle:
 
 @functools.cache
 def find_content() -> Content:
-    """Return what of this host goes into the bundle."""
+    """Return the files of this host that the bundle contains."""
     members: dict[str, Path] = {}
     loader = None
     for tool in TOOLS:
@@ -113,7 +113,7 @@ def find_content() -> Content:
     if locale is None and loader is not None and "musl" not in loader:
         raise BundleError(f"the host has no C.UTF-8 locale (looked for {' and '.join(map(str, _LOCALES))})")
     if locale is not None:
-        # tmux needs the characters alone; bash refuses a locale of which anything is missing.
+        # tmux needs only LC_CTYPE; bash refuses a locale with missing files.
         members |= {f"locale/C.utf8/{file.relative_to(locale)}": file for file in locale.rglob("*") if file.is_file()}
     for term in _TERMS:
         entries = (place / letter / term for place in _TERMINFO for letter in ("s", "73"))
@@ -138,7 +138,7 @@ def _find_libraries(program: Path) -> tuple[dict[str, Path], str | None]:
         if not name:
             loader = file.name
     for directory in {file.parent for file in libraries.values()}:
-        # Older C libraries look accounts up with a library that they load when it is needed.
+        # Older C libraries load a library at run time to look accounts up.
         if (accounts := directory / "libnss_files.so.2").is_file():
             libraries[f"lib/{accounts.name}"] = accounts.resolve()
     return libraries, loader

@@ -1,6 +1,6 @@
-"""The environments that let a process of this machine enter the sandbox with pipes, and their calls.
+"""Start commands with pipes in the environments that support it.
 
-The one place that knows private names of Harbor's Docker environment; a contract test watches them.
+Only this module uses private names of Harbor's Docker environment; a contract test checks them.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ def has_pipes(environment: "BaseEnvironment") -> bool:
 
 
 async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> PipedProcess | None:
-    """Start ``command`` in the sandbox with pipes, or return None where the environment supports no such thing.
+    """Start ``command`` in the sandbox with pipes; None if the environment supports no such thing.
 
-    It does as :class:`harbor_gym.sandboxes.extensions.SupportsExecPipes`, beside its ``exec_argv``: that saves a
-    process.
+    An environment does as :class:`harbor_gym.sandboxes.extensions.SupportsExecPipes`, which saves a process compared
+    with ``exec_argv``.
 
     Raises:
-        SandboxLostError: the sandbox is gone.
+        SandboxLostError: The sandbox is gone.
     """
     if not (isinstance(environment, SupportsExecPipes) and isinstance(environment, SupportsExecArgv)):
         return None
@@ -42,28 +42,28 @@ async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str 
 
 
 async def start_piped(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> PipedProcess | None:
-    """Start ``command`` in the sandbox with pipes by whatever way there is; None where the environment has none.
+    """Start ``command`` in the sandbox with pipes, by ``exec_pipes`` or a process of this machine; None without either.
 
-    Its standard error goes nowhere.
+    Its standard error is discarded.
 
     Raises:
-        SandboxLostError: the sandbox is gone.
+        SandboxLostError: The sandbox is gone.
     """
     if (process := await exec_pipes(environment, command, user=user)) is not None:
         return process
     if (argv := await enter_argv(environment, command, user=user)) is None:
         return None
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    # In a session of its own: an interrupt typed at this machine's terminal is not for it.
+    # In a session of its own: an interrupt typed at this machine's terminal must not reach it.
     process = await start_process(*argv, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
     return cast("PipedProcess", process)
 
 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:
-    """Return an argument vector for a process that is ``command`` in the sandbox, or None where there is none.
+    """Return an argument vector for a process that runs ``command`` in the sandbox; None if there is none.
 
-    An environment supports one itself as :class:`harbor_gym.sandboxes.extensions.SupportsExecArgv`; Harbor's Docker
-    environment (and what derives from it) is entered by its engine's ``exec``.
+    An environment supplies one as :class:`harbor_gym.sandboxes.extensions.SupportsExecArgv`; for Harbor's Docker
+    environment and its subclasses it is the engine's ``exec``.
     """
     if isinstance(environment, SupportsExecArgv):
         return environment.exec_argv(command, user=user)

@@ -1,4 +1,4 @@
-"""A process of this machine whose pipes lead into the sandbox: requests in, answers out."""
+"""A process with pipes into the sandbox, for requests and answers."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,20 @@ from harbor_gym.sandboxes.extensions import PipedProcess
 
 _OPEN_TIMEOUT_SEC = 30.0
 MAX_SILENCE_SEC = 6.0
-"""The other side gives a sign of life every second, so one that is silent for so long hangs. On a machine so busy that
-it does not, what follows is only slower: nothing is typed twice."""
+"""The other side sends a line every second, so one that is silent for this long hangs. If it is only slow, on a busy
+machine, the step takes longer, and nothing is typed twice."""
 
 _CHUNK_BYTES = 65_536
 _END_TIMEOUT_SEC = 2.0
-"""How long the process may take to end by itself when its input has ended."""
+"""Seconds that the process may take to end after its input has ended."""
 
 
 class ChannelBrokenError(Exception):
-    """The process ended, or answered nothing usable in time. Internal to this package: a broken channel is replaced."""
+    """The process ended, or gave no usable answer in time. Internal to this package: a broken channel is replaced."""
 
 
 async def end_piped(process: PipedProcess) -> None:
-    """End a process that ends with its input, by force where it does not, and wait until it is gone. Idempotent."""
+    """Close a process's input, kill it if it does not end by that, and wait until it is gone. Idempotent."""
     ending = asyncio.ensure_future(_end(process))
     try:
         await asyncio.shield(ending)
@@ -60,13 +60,13 @@ class Channel:
 
     @classmethod
     async def open(cls, argv: Sequence[str], given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
-        """Start ``argv``, give it what it reads first, and wait for its line ``ready``.
+        """Start ``argv``, write ``given`` to its input, and wait for its line ``ready``.
 
-        The process is in a session of its own: an interrupt typed at this machine's terminal is not for it. It ends
-        when its standard input does, so also with this process.
+        The process is in a session of its own: an interrupt typed at this machine's terminal does not reach it. It ends
+        with its standard input, and so also with this process.
 
         Raises:
-            ChannelBrokenError: it could not be started, or answered something else.
+            ChannelBrokenError: It could not be started, or gave another answer.
         """
         try:
             process = await start_process(
@@ -82,10 +82,10 @@ class Channel:
 
     @classmethod
     async def over(cls, process: PipedProcess, given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
-        """Take a process that has just been started, give it what it reads first, and wait for its line ``ready``.
+        """Take a process that was just started, write ``given`` to its input, and wait for its line ``ready``.
 
         Raises:
-            ChannelBrokenError: it answered something else; it has been ended.
+            ChannelBrokenError: It gave another answer; it has been ended.
         """
         channel = cls(process, max_answer_bytes)
         try:
@@ -100,11 +100,11 @@ class Channel:
     async def ask(self, lines: Sequence[str], *, end: str, timeout_sec: float) -> str:
         """Send ``lines`` and return the answer up to its line ``end``.
 
-        Cancelling leaves the channel usable: the next request makes the other side drop this one, and what it may
-        still have answered stands before the next answer.
+        Cancelling leaves the channel usable: the next request makes the other side drop this one, and a late answer is
+        part of the next one, before its own lines.
 
         Raises:
-            ChannelBrokenError: the process has ended, or the time was up.
+            ChannelBrokenError: The process has ended, or did not answer in time.
         """
         assert self._process.stdin is not None
         try:
@@ -122,7 +122,7 @@ class Channel:
         await end_piped(self._process)
 
     async def _read_until(self, end: str, *, max_silence_sec: float) -> str:
-        """Return what was received up to the line ``end``.
+        """Return the received text up to the line ``end``.
 
         Raises:
             ChannelBrokenError: The process has ended, was silent for too long, or answered too much.

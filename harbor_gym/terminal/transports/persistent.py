@@ -1,4 +1,4 @@
-"""The persistent transport: the step script stays in the sandbox behind a pipe, and a step costs no ``exec``."""
+"""The persistent transport: the step script runs on in the sandbox behind a pipe, and a step needs no ``exec``."""
 
 import logging
 import secrets
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
 _MAX_BREAKS = 3
-"""Channels that may break in a row, without a step between, before no new one is tried."""
+"""Channels that may break in a row, without a successful step, before no new one is opened."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +37,16 @@ async def open_channel(
         environment: The sandbox.
         command: Shell text.
         user: The process's user; None is the environment's default user.
-        ready: The word before "ready" when it is.
-        max_answer_bytes: What one answer may hold.
-        given: The begin of its input.
+        ready: The word before "ready" in the line that reports it.
+        max_answer_bytes: Limit of one answer.
+        given: The beginning of its input.
 
     Returns:
         The channel; None where the environment supports no channel.
 
     Raises:
-        ChannelBrokenError: there is one, but no usable answer came.
-        SandboxLostError: the sandbox is gone.
+        ChannelBrokenError: There is one, but no usable answer came.
+        SandboxLostError: The sandbox is gone.
     """
     greeting = f"{ready} ready"
     if (process := await exec_pipes(environment, command, user=user)) is not None:
@@ -57,7 +57,7 @@ async def open_channel(
 
 
 class PersistentTransport:
-    """Hands steps to the resident step script. Where its channel breaks, the portable transport finishes the step."""
+    """Passes steps to the resident step script. If its channel breaks, the portable transport finishes the step."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PersistentTransport:
         self._user = user
         self._directory = directory
         self.portable = portable
-        """What finishes a step when the channel breaks."""
+        """The transport that finishes a step when the channel breaks."""
 
         self._max_answer_bytes = max_answer_bytes
         self._channel = channel
@@ -85,7 +85,7 @@ class PersistentTransport:
         """Open the channel, if there is none yet. False: the environment supports no channel.
 
         Raises:
-            ChannelBrokenError: there is one, but no usable answer came.
+            ChannelBrokenError: There is one, but no usable answer came.
         """
         if self._channel is None:
             ready = f"@{secrets.token_hex(8)}"

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment, ExecResult  # 0.3 s to import, and only types are needed
 
 MARGIN_SEC = 30
-"""Time for everything in a step but the waits themselves, on an overloaded machine."""
+"""Seconds for the work of a step beside its waits, on an overloaded machine."""
 
 _REMOVED = 96
-"""What the command answers where the session's directory, and the script in it, are gone."""
+"""The command's exit code if the session's directory, with the script, is gone."""
 
 _NO_SHELL_CODES = (126, 127)
-"""A shell that was there when the session opened cannot be run any more: the policy removed it."""
+"""Exit codes if the policy removed the shell that opened the session."""
 
 
 class PortableTransport:
@@ -40,13 +40,13 @@ class PortableTransport:
         self._directory = directory
         self._server = server
         self.prefix = path_prefix(tools)
-        """What every command in the sandbox begins with."""
+        """The beginning of every command in the sandbox."""
 
     async def run_step(self, step: Step, *, again: bool = False) -> Capture:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.run_step`.
 
-        ``again``: another transport may have begun this very step. What still works on it is stopped, what was
-        typed is not typed again, and a screen that was already taken is shown again.
+        ``again``: another transport may have begun this step. Its process is stopped, keystrokes that it typed are not
+        typed again, and a screen that it captured is returned again.
         """
         short, files = step.with_long_payloads_in_files()
         for name, content in files.items():
@@ -55,7 +55,7 @@ class PortableTransport:
         words = shlex.join([script, "again" if again else "step", *short.words])
         result = await self._run(step, f"[ -r {script} ] || exit {_REMOVED}; exec bash {words}")
         if result.return_code == _REMOVED:
-            # The policy has removed the session's directory, which this makes again.
+            # The policy has removed the session's directory; the script makes it again.
             text = shlex.quote(read_script("step"))
             result = await self._run(step, f"server={self._server} exec bash -c {text} {words}")
         try:
@@ -64,7 +64,7 @@ class PortableTransport:
             if result.return_code in _NO_SHELL_CODES:
                 return NO_SESSION
             if step.inputs:
-                # The script was killed half-way (`kill -9 -1` does it): look once, type nothing again.
+                # The script was killed (as by `kill -9 -1`): read the screen once, type nothing again.
                 return await self.run_step(step.without_inputs())
             raise SandboxLostError(
                 f"Sandbox {self._environment.session_id!r} gave no usable answer to a terminal step "
@@ -97,7 +97,7 @@ class PortableTransport:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.close`."""
 
     async def _send_ahead(self, name: str, content: str) -> None:
-        """Bring a long payload into the sandbox in pieces.
+        """Write a long payload into the sandbox in pieces.
 
         ``upload_file`` would be one call, but it may miss file systems that are mounted inside the sandbox, and the
         file would not belong to the session's user.

@@ -1,4 +1,4 @@
-"""One step as a transport gets it: the keystrokes, the waiting time, and the mark of its answer."""
+"""One step for a transport: the keystrokes, the waiting times, and the nonce of its answer."""
 
 import base64
 import math
@@ -13,7 +13,7 @@ from harbor_gym.terminal.screen.keys import MAX_INLINE_BYTES, Keys
 from harbor_gym.types import Command
 
 LONG_PAYLOAD_BYTES = 100_000
-"""Linux takes at most 128 KiB in one argument; longer keystrokes are sent ahead in pieces."""
+"""Linux accepts at most 128 KiB in one argument; longer keystrokes are sent ahead in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class TypedInput:
     kind: Literal["none", "keys", "hex", "text", "base64", "file"]
 
     payload: str
-    """Free of white space and of anything that a shell could read."""
+    """Free of white space and of characters that a shell interprets."""
 
     @property
     def wait_sec(self) -> float:
-        """The longest that the wait can take."""
+        """The longest wait, in seconds."""
         return int(self.wait.partition("/")[0].lstrip("=")) / 1000
 
 
@@ -39,13 +39,13 @@ class Step:
     """One call of the step script."""
 
     nonce: str
-    """Begins and ends the answer; nothing in the sandbox can know it beforehand."""
+    """Begins and ends the answer; no program in the sandbox can know it beforehand."""
 
     capture_bytes: int
-    """Half of what the answer may hold."""
+    """Half of the answer's limit, in bytes."""
 
     first_number: int
-    """Number of the first command; the session's commands are numbered through, so that none is typed twice."""
+    """Number of the first command. All commands of a session are numbered, so that none is typed twice."""
 
     inputs: tuple[TypedInput, ...]
 
@@ -59,21 +59,21 @@ class Step:
 
     @property
     def wait_sec(self) -> float:
-        """The longest that all the waits can take."""
+        """The longest sum of all waits, in seconds."""
         return sum(typed_input.wait_sec for typed_input in self.inputs)
 
     def without_inputs(self) -> "Step":
-        """Return a step that only looks at the screen."""
+        """Return a step that only reads the screen."""
         return replace(self, nonce=_nonce(), inputs=())
 
     def with_long_payloads_in_files(self) -> "tuple[Step, dict[str, str]]":
-        """Return the step with what is too long for a command line replaced by files, and the files' content."""
+        """Return the step with payloads too long for a command line replaced by files, and the files' content."""
         files: dict[str, str] = {}
         inputs: list[TypedInput] = []
         room = LONG_PAYLOAD_BYTES
         for typed_input in self.inputs:
             if len(typed_input.payload) > room:
-                # By its size the script sees whether all of it has arrived: the disk may be full.
+                # The size in the name lets the script check that the whole file has arrived: the disk may be full.
                 name = f"keys-{secrets.token_hex(4)}.{len(typed_input.payload)}"
                 files[name] = typed_input.payload
                 typed_input = replace(typed_input, kind="file", payload=name)
@@ -86,14 +86,14 @@ class Transport(Protocol):
     """A transport of steps to the sandbox."""
 
     name: str
-    """Which way the latest step went: ``portable`` or ``persistent``."""
+    """The transport of the latest step: ``portable`` or ``persistent``."""
 
     async def run_step(self, step: Step) -> Capture:
-        """Run ``step``; nothing of it is typed twice, whatever happens on the way.
+        """Run ``step``; no keystroke of it is typed twice, even after a failure.
 
         Raises:
-            SandboxLostError: the sandbox is gone.
-            SandboxTimeoutError: the sandbox did not answer.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The sandbox did not answer.
         """
         ...
 
@@ -101,18 +101,18 @@ class Transport(Protocol):
         """Run one of the sandbox's scripts in place of further steps, then :meth:`close`; return its output.
 
         Raises:
-            SandboxLostError: the sandbox is gone.
-            SandboxTimeoutError: the sandbox did not answer.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The sandbox did not answer.
         """
         ...
 
     async def close(self) -> None:
-        """Release everything that this machine holds. Idempotent; the session in the sandbox goes on."""
+        """Release this machine's resources. Idempotent; the session in the sandbox goes on."""
         ...
 
 
 def make_step(commands: Sequence[Command], keys: Sequence[Keys], *, first_number: int, config: TerminalConfig) -> Step:
-    """Put one turn's commands into the step script's words."""
+    """Return one turn's commands as a step."""
     inputs = tuple(
         TypedInput(_wait(command.duration_sec, config), *_encode(typed))
         for command, typed in zip(commands, keys, strict=True)
@@ -121,12 +121,12 @@ def make_step(commands: Sequence[Command], keys: Sequence[Keys], *, first_number
 
 
 def max_answer_bytes(config: TerminalConfig) -> int:
-    """Return an upper bound on the answer to one step."""
+    """Return an upper bound on the answer to one step, in bytes."""
     return 4 * _capture_bytes(config) + 10_000
 
 
 def _capture_bytes(config: TerminalConfig) -> int:
-    # The ends of the text must survive the cut beside a screen of known lines, at four bytes a cell.
+    # Room for the ends of the text, and for a screen of known lines at four bytes a cell.
     return 2 * config.max_observation_bytes + 4 * config.rows * config.columns
 
 

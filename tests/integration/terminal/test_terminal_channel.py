@@ -430,7 +430,7 @@ async def test_an_environment_without_a_way_in(container: str, tmp_path: Path) -
     terminal = await open_terminal(plain, TerminalConfig())
     assert (await enter(terminal, "echo one\n")).transport == "portable"
     await terminal.close()
-    with pytest.raises(TerminalStartError, match=r"Plain lets no process into its sandbox.*Set transport to 'auto'"):
+    with pytest.raises(TerminalStartError, match=r"Plain offers no pipes into its sandbox.*Set transport to 'auto'"):
         await open_terminal(plain, TerminalConfig(transport="persistent"))
     assert await read(plain, "pgrep -fa '[.]terminal-'") == ""
 

@@ -1,7 +1,7 @@
 # What the pane shows, and the marks of its prompts (see rc.bash).
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# Takes in what tmux calls the pane's path. Anybody may have written it.
+# Sets mark and kind from tmux's path of the pane, $1. Any program may have written it.
 take_mark() {
     local pattern=" ([1-9][0-9]{0,9}) ([0-9]{1,18}) ([pmr])( ([0-9]{1,3})( ([0-9]{1,18}))?)?$"
     mark=0:0: kind=''
@@ -10,7 +10,7 @@ take_mark() {
     [ -z "${BASH_REMATCH[7]}" ] || mark+=:${BASH_REMATCH[7]}
 }
 
-# True where the mark is later than the one from before the keys: each shell counts up.
+# True if the mark is later than the one before the keys: each shell counts up.
 is_new_mark() {
     local count=${typed#*:} new=${mark#*:}
     [ -n "$kind" ] && [ "$mark" != "$typed" ] && { [ "${mark%%:*}" != "${typed%%:*}" ] || ((10#${new%%:*} > 10#${count%%:*})); }
@@ -24,7 +24,7 @@ read_mark() {
     take_mark "${answer[0]#*|}"
 }
 
-# Sets screen to all that can be seen to change, and the mark of that very moment.
+# Sets screen to the pane's state and text, and mark at the same moment.
 read_screen() {
     query "display-message -p -t %0 '#{pane_dead} #{alternate_on} #{cursor_x} #{cursor_y} #{history_size}|#{pane_path}'" \
         'capture-pane -p -t %0'

@@ -1,11 +1,11 @@
-# What the kernel reports of the processes in the terminal.
+# The kernel's reports on the processes in the terminal.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
 # Sets state, group, terminal_group, threads of a process or thread; false when it is gone or a zombie.
 read_stat() {
     local parts
     state=
-    # A name may hold anything, and what follows it no bracket. To cut it off by its pattern takes bash five times as long.
+    # The name may hold any character; after it there is no bracket. Removing it by a pattern takes five times as long.
     IFS=')' read -r -d '' -a parts <"$proc/$1/stat"
     ((${#parts[@]})) || return 1
     # shellcheck disable=SC2086
@@ -16,7 +16,7 @@ read_stat() {
 
 shell_lives() { read_stat "$shell" || { [ -z "$state" ] && kill -0 "$shell"; }; }
 
-# True where the words $2 are in process $1's command line. One that ends has none any more.
+# True if the words $2 are in process $1's command line. A process that is ending has none any more.
 is_called_with() {
     local word line=' '
     [[ $1 =~ ^[1-9][0-9]{0,9}$ ]] || return
@@ -24,13 +24,13 @@ is_called_with() {
     [[ $line == *"$2 "* ]]
 }
 
-# The kernel's word on what a process waits for; false where it may not be read.
+# Sets call and its arguments to the system call that a process waits in; false if it may not be read.
 read_syscall() {
     call=
     read -r call first second third fourth fifth _ <"$proc/$1/syscall" && [ -n "$call" ]
 }
 
-# The same as the process's owner may see it, where that is another user and we are root; sets terminals, too.
+# The same, read as the process's owner, if that is another user and we are root; sets terminals, too.
 read_syscall_as_owner() {
     local line uid='' gid=''
     ((EUID == 0)) || return
@@ -64,8 +64,8 @@ read_modes() { modes=$(stty -F "$tty" -a) && [ -n "$modes" ]; }
 is_raw() { read_modes && [[ $modes == *-icanon* ]]; }
 is_forever() { [[ $1 == 0xffffffff || $1 == 0xffffffffffffffff ]]; }
 
-# Sets members: the processes of the terminal's foreground group, or none where the kernel does not report it; and
-# descendants: all processes below the shell, and itself.
+# Sets members to the processes of the terminal's foreground group, or to none if the kernel does not report it; and
+# descendants to the shell and all processes below it.
 find_foreground() {
     local pid child children list i
     members=() descendants=("$shell")
@@ -83,7 +83,7 @@ find_foreground() {
             done
         done
     done
-    # The leader may descend from somebody else.
+    # The leader may descend from another process than the shell.
     [[ " ${members[*]} " == *" $foreground "* ]] || { read_stat "$foreground" && members+=("$foreground"); }
 }
 
@@ -95,7 +95,7 @@ foreground_runs() {
     return 1
 }
 
-# The time a process has spent on a processor: the proof that it woke up for what was typed.
+# Sets runtimes to the processor time of each descendant: a later increase proves that it woke up for the keys.
 note_runtimes() {
     local pid
     runtimes=()
@@ -126,7 +126,7 @@ foreground_has_run() {
     ((${#members[@]} == 0))
 }
 
-# True where nothing shows that the shell does anything but read its input.
+# True if nothing shows that the shell does anything but read its input.
 shell_is_idle() {
     read_stat "$shell" || return 0
     [ "$state" = S ] && { ((terminal_group <= 0)) || [ "$group" = "$terminal_group" ]; } || return 1
@@ -134,10 +134,10 @@ shell_is_idle() {
     [ "$call" = "$sys_read" ] || [[ $sys_select == *" $call "* ]] || [ "$sys_read" = none ]
 }
 
-# Words of a process's memory at an address, as unsigned numbers of four bytes.
+# Prints words of process $1's memory at address $2 ($3 of them), as unsigned numbers of four bytes.
 read_memory() { dd "if=$proc/$1/mem" bs=4 skip=$(($2 / 4)) count="$3" | od -An -v -tu4; }
 
-# Sets limit to the whole seconds after which the system call that was read last comes back: $1 the process.
+# Sets limit to the whole seconds after which the system call that was read last returns: $1 is the process.
 read_limit() {
     local place milliseconds=''
     limit=0
@@ -159,8 +159,8 @@ read_limit() {
     fi
 }
 
-# Sets fds to the descriptors that a thread waits for, by the system call that was read last: $1 the process. False where
-# that can't be seen.
+# Sets fds to the descriptors that a thread waits for, from the system call that was read last: $1 is the process. False
+# if they can't be read.
 find_awaited() {
     local words word bit i
     fds=''
@@ -168,7 +168,7 @@ find_awaited() {
         " $sys_read " | " $sys_write ") fds=$((first)) ;;
         *)
             if [[ $sys_select == *" $call "* ]]; then
-                # Who looks after the first descriptor alone needs no look into its memory.
+                # A call that waits for the first descriptor alone is known without reading memory.
                 [ "$first" = 0x1 ] && fds=0 && return
                 ((first > 0 && first <= 1024)) || return 0
                 words=$(read_memory "$1" "$second" $(((first + 31) / 32))) && [ -n "$words" ] || return
@@ -182,7 +182,7 @@ find_awaited() {
                 words=$(read_memory "$1" "$first" $((2 * second))) && [ -n "$words" ] || return
                 i=0
                 for word in $words; do
-                    # An event that a program looks for is in the low half; a negative descriptor is left out.
+                    # Every second word holds the events; a negative descriptor is ignored.
                     ((i++ % 2)) || { ((word < 1 << 31)) && fds+=" $word"; }
                 done
             else
@@ -195,7 +195,7 @@ find_awaited() {
     return 0
 }
 
-# True where nobody but the foreground's members can do anything about a descriptor: $1 the process, $2 the descriptor.
+# True if only the foreground's members can make a descriptor ready: $1 is the process, $2 the descriptor.
 is_internal() {
     local line path pid
     path=$proc/$1/fd/$2
@@ -213,21 +213,21 @@ is_internal() {
     return 1
 }
 
-# True where a descriptor is the other side of a terminal: $1 the process, $2 the descriptor.
+# True if a descriptor is the other side of a terminal: $1 is the process, $2 the descriptor.
 is_master() {
     local line
     while read -r line; do [[ $line == tty-index:* ]] && return; done <"$proc/$1/fdinfo/$2"
     return 1
 }
 
-# True for an eventfd, which has no other side: $1 the process, $2 the descriptor.
+# True for an eventfd, which has no other side: $1 is the process, $2 the descriptor.
 is_counter() {
     local line
     while read -r line; do [[ $line == eventfd-count:* ]] && return; done <"$proc/$1/fdinfo/$2"
     return 1
 }
 
-# True for a socket that the process itself, and nobody else, holds both ends of: their numbers follow each other.
+# True for a socket if only process $1 has its two ends, whose inode numbers are consecutive: $2 is the descriptor.
 is_own_pair() {
     local path number other pid
     number=$(stat -Lc %i "$proc/$1/fd/$2") && [ -n "$number" ] || return

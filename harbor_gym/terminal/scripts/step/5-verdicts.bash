@@ -1,24 +1,24 @@
-# Is a wait over, and why?
+# Decides whether a wait is over, and why.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# Examines every thread of the terminal's foreground. True where all of them sleep, nobody by a timer, each until there is
-# input or until another one of them does something, and somebody until there is input: nothing happens before more is
-# typed. Sets evidence to what everybody waits in, and
-#   patience   "forever"; "limited" where somebody looks up after a while although there is no input, "long" where that
-#              is seconds away; "timed" where he waits for other things as well, and may have set the time for one of them
-#   is_mixed   where somebody waits for others beside the terminal, too: a socket, a pipe from outside
-#   is_tended  where a thread wakes up by itself to look after the program's own affairs: "by itself" where another
-#              process reads the terminal
-#   is_go      where that thread is of Go's runtime: it has timers and children in the same place as its input
-#   is_relayed where a terminal multiplexer reads in place of the foreground
-#   has_peers  where another thread or process may have an end of what is waited for beside the terminal
-#   is_hidden  where the kernel does not report of somebody what he waits for: then the rest was examined
-# $1 is set for a look that may take milliseconds: into the programs' memory.
+# Examines every thread of the terminal's foreground. True if all of them sleep, none by a timer, each until there is input
+# or until another one of them acts, and at least one until there is input: nothing happens before more is typed.
+# Sets evidence to the system calls in which they wait, and
+#   patience   "forever"; "limited" if a reader wakes up after a while although there is no input, "long" if that is
+#              seconds away; "timed" if it waits for other things as well, and the time may be for one of them
+#   is_mixed   if a thread waits for others beside the terminal, too: a socket, a pipe from outside
+#   is_tended  if a thread wakes up by itself for the program's internal work: "by itself" if another process reads the
+#              terminal
+#   is_go      if that thread is of Go's runtime: it has timers and children in the same place as its input
+#   is_relayed if a terminal multiplexer reads in place of the foreground
+#   has_peers  if another thread or process may have an end of what is waited for beside the terminal
+#   is_hidden  if the kernel does not report what one of them waits for: then the others were examined
+# $1 is set for an examination that may take milliseconds: of the programs' memory.
 examine() {
     local pid thread reader='' tender='' is_reading=''
     blocker='' is_asleep=''
     evidence='' patience=forever is_mixed='' has_peers='' is_hidden='' is_relayed='' is_tended='' is_go=''
-    # Where its leader is at work, there is no need to find the others.
+    # If its leader runs, there is no need to find the others.
     read_stat "$shell" && foreground=$terminal_group
     ((foreground > 0)) || { is_hidden=1 && return; }
     { [ "$foreground" = "$shell" ] || read_stat "$foreground"; } && [ "$state" != S ] && return 1
@@ -47,8 +47,8 @@ examine() {
     [ -n "$is_reading" ] || [ -n "$is_hidden" ]
 }
 
-# The same where all of the foreground wait for their children, as su does: for their descendants in sessions of their
-# own, which have no terminal by the kernel's book and read this one all the same.
+# The same if all of the foreground wait for their children, as su does: examines their descendants in sessions of their
+# own, which have no controlling terminal and still read this one.
 examine_strays() {
     local pid
     for pid in "${descendants[@]}"; do
@@ -60,7 +60,7 @@ examine_strays() {
     [ -n "$is_reading" ]
 }
 
-# The same for what runs in the terminal whose other side process $1 has: the foreground there must wait for input.
+# The same for the terminal whose other side process $1 has: the foreground there must wait for input.
 examine_within() {
     local child children='' inner foreground members descendants modes seen=$evidence needs_run_there=$needs_run is_found=''
     local patience_here=$patience is_mixed_here=$is_mixed is_tended_here=$is_tended
@@ -68,7 +68,7 @@ examine_within() {
     for child in $children; do
         is_same_terminal "$proc/$child/fd/0" && continue
         inner=$proc/$child/fd/0
-        # Between the ends of lines a terminal answers for whoever reads lines.
+        # Between line ends the terminal itself echoes for a program that reads lines.
         [ -n "$keys_end_line" ] || tty=$inner is_raw || needs_run_there=''
         shell=$child tty=$inner needs_run=$needs_run_there examine "$2" || return
         [ "$patience$is_hidden$is_mixed" = forever ] || return
@@ -78,7 +78,7 @@ examine_within() {
     [ -n "$is_found" ]
 }
 
-# What a terminal multiplexer's client shows is run by its server, which reads the terminal, too.
+# The programs that a terminal multiplexer's client shows belong to its server, which also reads the terminal.
 is_multiplexer() {
     local name=''
     read -r name <"$proc/$1/comm"
@@ -112,7 +112,7 @@ examine_panes() {
     [ -n "$is_found" ]
 }
 
-# $1 the process, $2 where it is found in /proc. False for a thread that goes on by itself.
+# $1 is the process, $2 the thread's path in /proc, $3 as $1 of examine. False for a thread that goes on by itself.
 examine_thread() {
     local fd fds limit is_limited='' reads='' terminals='' has_master=''
     if ! read_syscall "$2" && ! { [ -n "$3" ] && read_syscall_as_owner "$2"; }; then
@@ -168,19 +168,18 @@ examine_thread() {
             if [ -n "$3" ] && ((${#runtimes[@]})) && read_limit "$1" && ((limit >= long_sec)); then patience=long; fi
         fi
     elif [ -n "$is_limited" ]; then
-        # Beside others a thread may have nothing to do but to look after the program itself, as in V8.
+        # One of several threads may only do the program's internal work, as in V8.
         ((threads > 1)) && [[ $sys_epoll == *" $call "* ]] && is_tended=1 tender=$1
     fi
 }
 
-# Sets blocker to a process of one thread that keeps `examine` from being true by what it waits in, and blocker_ran to its
-# time on a processor from before that was read: until it has run again, it still does. $2 is set where it does so in a
-# thorough look, too.
+# Sets blocker to a single-threaded process whose wait makes `examine` false, and blocker_ran to its processor time from
+# before that was read: until it has run again, nothing changes. $2 is set if a thorough examination is false, too.
 note_blocker() {
     ((threads > 1)) || blocker=$1 blocker_ran=$runtime is_asleep=$2
 }
 
-# True where the process that was in the way still is: it has not run, and is in the terminal's foreground.
+# True if the blocker still makes `examine` false: it has not run, and is in the terminal's foreground.
 is_blocked() {
     local ran=''
     if [ -n "$blocker" ] && read_stat "$shell"; then
@@ -192,20 +191,20 @@ is_blocked() {
     return 1
 }
 
-# True for the thread by which Go's runtime looks after itself, which alone sleeps like this: for a time from now on, not
-# until one. Another thread has the program's own timers, if there are any.
+# True for the monitoring thread of Go's runtime, the only one with a relative time-out. Another thread has the program's
+# own timers, if there are any.
 is_go_watching() {
     [ -n "$1" ] && ((threads > 1 && (second & 0x7f) == 0)) && is_tended=1 is_go=1
 }
 
-# The same for a thread whose system call may not be read: the name of the place in the kernel where it sleeps shows less.
+# The same for a thread whose system call may not be read: the kernel function in which it sleeps shows less.
 examine_name() {
     local name path
     read -r name <"$proc/$2/wchan"
     case $name in
         wait_woken | n_tty_read)
             is_terminal "$1" 0 && has_run "$1" || return
-            # A socket's reader sleeps there, too.
+            # A reader of a socket sleeps there, too.
             for path in "$proc/$1/fd/"*; do [ -S "$path" ] && is_hidden=1; done
             is_reading=1 evidence+="$sys_read 0 0,"
             ;;
@@ -215,9 +214,8 @@ examine_name() {
     esac
 }
 
-# True when all that was typed has been taken in, answered and drawn: nobody did anything since, and nobody will before
-# more is typed. One who reads for a limited time only has other things to do, but in a full-screen program that is
-# waited for no longer than a few ticks of its clock.
+# True when all keys have been read, answered and drawn: no process has acted since, and none will before more is typed.
+# A reader with a time-out has other work to do; in a full-screen program that is not waited for.
 has_settled() {
     local before wanted settling=$settle_next
     settle_next=$settle_sec
@@ -228,14 +226,14 @@ has_settled() {
     else
         sleep_quietly "$settling"
     fi || return
-    # A read that comes back after a while, although nothing was typed, is a way to look whether something was.
+    # A read that returns after a while without input is polling.
     if [[ ,$evidence == *",$sys_read "* ]] && is_raw && ! [[ $modes == *'min = 1; time = 0;'* ]]; then return 1; fi
     read_stat "$server" && [ "$state" = S ] || return
     read_screen
     [ "$is_dead" = 0 ] && ! at_new_prompt || return
-    # The terminal's own answer, the echo, comes from a thread of the kernel's, which may be late where all is at work.
+    # The terminal's own echo comes from a thread of the kernel, which may be late on a busy machine.
     [ "$screen" != "$untyped" ] || return
-    # Nothing of all this took place unless everybody is still where they were.
+    # The verdict holds only if every thread is still in the same system call.
     examine '' && [ "$evidence" = "$before" ] && [ "$patience" = "$wanted" ] || return
     why=tty_read
     if [ "$is_full" = 1 ]; then why=fullscreen; fi
@@ -247,7 +245,7 @@ sleep_quietly() {
     [ -z "$news" ]
 }
 
-# True when the shell has printed a new prompt, with nothing left to draw: the mark is the last that it writes.
+# True when the shell has printed a new prompt completely: it writes the mark last.
 at_prompt() {
     news=''
     read_mark && at_new_prompt || return
@@ -265,8 +263,8 @@ at_prompt() {
     if [ "$kind" = m ]; then why=tty_read; fi
 }
 
-# The line editor of a shell or another interpreter is at work: that is when the terminal is raw. What only passes keys
-# on keeps it so all the time.
+# True while the line editor of a shell or another interpreter reads: the terminal is then raw. Programs that only pass
+# keys on keep it raw all the time.
 edits_hidden() {
     local pid name
     for pid in "${members[@]}"; do
@@ -276,8 +274,8 @@ edits_hidden() {
     is_raw
 }
 
-# The kernel reports nothing about a program with more rights than ours, like sudo. But who reads a password turns the
-# echo off for just so long, and works on whole lines still.
+# The kernel reports nothing about a program with more rights than ours, like sudo. But a program that reads a password
+# turns the echo off meanwhile, and stays in line mode.
 reads_secret() { read_modes && [[ $modes == *[[:space:]]icanon* && $modes == *[[:space:]]-echo[[:space:]]* ]]; }
 
 # Looks at the screen; sets why when it has been quiet and the foreground program shows that it waits.
@@ -294,7 +292,7 @@ look() {
     fi
     find_foreground
     read_clock
-    # A program that works, and looks for input now and then, is quiet on its screen alone.
+    # A program that works, and polls for input now and then, has a quiet screen but runs.
     sum_runtimes
     if [ "$screen" != "$last_screen" ] || is_busy; then
         quiet_since=$now idle_since=$now spent_then=$spent raw_looks=0 polls=0
@@ -305,17 +303,17 @@ look() {
     quiet=$((now - quiet_since))
     ((quiet >= quiet_ms)) || return
     judge || return
-    # Somebody may have done something since: what was seen must still hold.
+    # A process may have acted since: the verdict must still hold.
     sum_runtimes
     [ "$spent" = "$last_spent" ] || [[ $is_full$patience != 0@(forever|long) ]] || return
     read_screen
     [ "$screen" = "$last_screen" ] && ! at_new_prompt && why=$verdict
 }
 
-# True where more than a hundredth of the quiet time was spent on a processor: who only looks for input needs less.
+# True if more than a hundredth of the quiet time was spent on a processor: polling for input needs less.
 is_busy() { [ "$is_full" = 0 ] && ((spent < spent_then || (spent - spent_then) / 10000 > now - quiet_since + 40)); }
 
-# Sets verdict: on a screen that has been quiet for so many ms.
+# Sets verdict for a screen that has been quiet for $quiet ms.
 judge() {
     if examine thorough; then
         if [ "$is_full" = 1 ]; then
@@ -324,15 +322,15 @@ judge() {
         elif [ -n "$is_hidden" ]; then
             judge_hidden
         elif [ -n "$is_mixed" ]; then
-            : # What comes from elsewhere may end the wait: the prompt alone can tell.
+            : # Input from elsewhere may end the program's wait: only a prompt ends ours.
         elif [ "$patience" = forever ]; then
-            # It must be as quiet as its screen.
+            # The program must be as quiet as its screen.
             ((now - idle_since >= quiet_ms)) && { [ -z "$is_tended" ] || is_tended_quietly; } && still_waits && verdict=tty_read
         elif [ "$patience" = long ]; then
             ((now - idle_since >= polling_ms)) && still_waits && verdict=tty_read
         else
-            # Not in its line editor it looks for input between two pieces of its work.
-            # Whose time is for something else does it when the time has come, and has not looked up again and again.
+            # Outside a line editor a program polls for input between two pieces of its work.
+            # With a time-out for something else it acts when the time is over, and does not poll repeatedly.
             ((quiet >= polling_ms)) && { [ "$patience" = limited ] || ((polls >= 3)); } && is_raw && still_waits &&
                 verdict=tty_read
         fi
@@ -343,21 +341,22 @@ judge() {
     [ -n "$verdict" ]
 }
 
-# True where nothing changed while each was examined. The peer of a socket may send and end before its descriptors are
-# looked at: the socket then seems to be the reader's alone, and the reader, woken, may still wait for a processor.
-# One without peers, such as irb, may have looked up meanwhile: on a busy machine it does so more often than it is examined.
+# True if nothing changed while each process was examined. The peer of a socket may send and end before its descriptors
+# are read: the socket then seems to be the reader's alone, and the reader, woken, may still wait for a processor.
+# A reader without peers, such as irb, may have polled meanwhile: on a busy machine more often than it is examined.
 still_waits() {
     local seen=$evidence
     examine thorough && { [[ $patience$has_peers == @(limited*|timed) ]] || [ "$evidence" = "$seen" ]; }
 }
 
-# True in a line editor; and where only the timers of a process whose child reads the terminal have been silent for long.
+# True in a line editor that was quiet for a while; elsewhere only if the timers belong to another process than the
+# reader, and were silent for long.
 is_tended_quietly() {
     if is_raw; then ((quiet >= polling_ms)); else [ "$is_tended" = 'by itself' ] && ((now - idle_since >= tended_ms)); fi
 }
 
-# Sets prompt to what stands before the cursor on the screen that was read last; and where that asks for the rest of a
-# statement, statement to the line that the statement begins on.
+# Sets prompt to the text before the cursor on the screen that was read last; and if that asks for the rest of a statement,
+# statement to the line on which the statement begins.
 read_prompt() {
     local head=${screen%%$'\n'*} row column words line
     prompt='' statement=''
@@ -373,12 +372,12 @@ read_prompt() {
     while ((row > 0)) && is_continuation "${words[row]%%[! .|]*} "; do statement=${words[--row]}; done
 }
 
-# True for what Python and node print before the further lines of a statement.
+# True for the prompts of Python and node before the further lines of a statement.
 is_continuation() { [[ $1 == '...'*(.)' '*(\ ) || $1 == '| '*(\ ) ]]; }
 
-# True where the cursor stands behind the very prompt that the keys were typed at, or that the statement began at that they
-# end, or behind one that asks for the rest of a statement: the program wants the next line, whatever else it, or a child
-# of its own, has to do.
+# True if the cursor is behind the same prompt as before the keys, or the prompt at which the statement began that the keys
+# complete, or behind one that asks for the rest of a statement: the program wants the next line, whatever else it, or a
+# child of it, has to do.
 at_same_prompt() {
     [ -n "$prompt_before" ] && [ "$screen" != "$screen_before" ] || return
     read_prompt
@@ -386,7 +385,7 @@ at_same_prompt() {
         { [ -n "$prompt" ] && [[ $statement_before == "$prompt"* ]]; }
 }
 
-# True where all of the foreground sleep, somebody until there is input.
+# True if all of the foreground sleep, at least one until there is input.
 reads_beside() {
     local pid thread reader='' tender='' is_reading=''
     for pid in "${members[@]}"; do
@@ -401,8 +400,7 @@ reads_beside() {
 
 judge_hidden() {
     [ "$foreground" != "$shell" ] && foreground_has_run && reads_secret && verdict=tty_read && return
-    # Before the shell has taken in what was typed, the terminal is in the shell's own modes; and again just before it
-    # prints its prompt.
+    # The terminal is in the shell's own modes before the shell has read the keys, and again just before its prompt.
     if { [ "$kind" = r ] || [ -z "$keys_end_line" ]; } && edits_hidden; then
         ((++raw_looks < 3)) || verdict=tty_read
     else

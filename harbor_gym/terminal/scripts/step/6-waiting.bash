@@ -1,7 +1,7 @@
 # Waiting.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# The session is over: give tmux a moment to notice, for it holds the last output and the exit code.
+# The session is over: gives tmux a moment to notice, as it has the last output and the exit code.
 await_dead_pane() {
     local turn
     why=ended
@@ -10,17 +10,17 @@ await_dead_pane() {
         case ${answer[0]} in
             0*) shell_lives && why='' && return ;;
             1\ ?*) return ;;
-            # Before 3.3 tmux keeps no signal: what has no status yet may never get one.
+            # Before 3.3 tmux keeps no signal: a pane without a status may never get one.
             1*) ((turn < 100)) && turn=100 ;;
         esac
-        # tmux 3.3 was seen to miss the signal and to leave a zombie; another one makes it look again.
+        # tmux 3.3 may miss the signal and leave a zombie; another SIGCHLD makes it check again.
         ((turn % 100 > 5)) && kill -CHLD "$server"
         await_news 0.01
     done
 }
 
-# Waits for the first prompt; of a shell that marks none, until it reads. False where the shell ends before.
-# The kernel may be late to hand on a prompt, and its shell reads by then: what reads must do so for half a second.
+# Waits for the first prompt, or until a shell that marks none reads. False if the shell ends before.
+# The kernel may deliver a prompt late, when its shell already reads: a reading shell must do so for half a second.
 await_first_prompt() {
     local end next settled=0
     read_clock
@@ -39,7 +39,7 @@ await_first_prompt() {
     return 0
 }
 
-# Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
+# Waits at most $1 ms. $2 is set if only the end of the session can end the wait early.
 wait_until_done() {
     local end next_look is_early=1
     why='' last_screen='' last_spent='' spent_then=0 raw_looks=0 polls=0 blocker='' is_asleep='' looks_skipped=0
@@ -70,23 +70,23 @@ wait_until_done() {
     done
 }
 
-# True where the foreground sleeps since it was examined. Now and then the screen is looked at all the same.
+# True if the foreground has slept since it was examined. Every eighth look is made all the same.
 needs_no_look() { [ -n "$is_asleep" ] && [ -z "$prompt_before" ] && is_blocked && ((++looks_skipped % 8)); }
 
-# The time is up: what arrived at the last moment counts.
+# Ends a wait whose time is up: a prompt at the last moment counts.
 end_wait() {
     if [ -z "$1" ] && at_prompt; then return; fi
     why=deadline
     if [ -n "$1" ] || { [ -z "$keys_end_line" ] && at_shell; }; then why=idle; fi
 }
 
-# True where the shell waits at a prompt, as far as its marks and the kernel report it.
+# True if the shell waits at a prompt, as far as its marks and the kernel report it.
 at_shell() {
     read_stat "$shell" && ((terminal_group > 0)) && [ "$group" != "$terminal_group" ] && return 1
     [[ $kind == [pm] ]] || { read_stat "$shell" && [ "$group" = "$terminal_group" ]; }
 }
 
-# Until the next moment at which there could be news. $1 as in wait_until_done.
+# Pauses until the next moment at which there could be news. $1 is $2 of wait_until_done.
 pause() {
     local left=$((next_look < end ? next_look - now : end - now)) most=50
     [ -n "$news" ] && [ -z "$1" ] && most=5
@@ -97,16 +97,16 @@ pause() {
     ((left < 1)) && left=1
     printf -v left '0.%03d' "$left"
     if [ -n "$news" ] && [ -z "$1" ]; then
-        # Already known: this is only for the shell to get there.
+        # The news is known already: this only gives the shell time to reach its prompt.
         news='' && await_news "$left" && news=1
     else
         await_news "$left"
     fi
 }
 
-# Sleeps, and reports then what there is to see.
+# Sleeps for exactly $1 ms, then sets why by the state at the end.
 wait_exactly() {
-    # The clock shows whole hundredths: without one more the wait could be too short.
+    # The clock has a resolution of 10 ms: without 10 more the wait could be too short.
     wait_until_done "$(($1 ? $1 + 10 : 0))" exact
     [ "$why" = idle ] || return
     why=deadline

@@ -1,8 +1,8 @@
 # Typing.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# Types the keys, and in the same breath has tmux note the command's number, so that nothing is ever typed twice, with
-# all that another process needs to finish this step: how its earlier waits ended, the runtimes, and the last mark.
+# Types the keys, and in the same request has tmux note the command's number, so that nothing is typed twice, with the
+# data that another process needs to finish this step: the reasons of its earlier waits, the runtimes, and the last mark.
 type_keys() {
     local keys pid before=''
     case $1 in
@@ -13,7 +13,7 @@ type_keys() {
             ;;
         text) keys="send-keys -t %0 -- $(quote "$2")" ;;
         base64) paste_keys < <(printf %s "$2") ;;
-        # Cut where the disk was full.
+        # The file is cut if the disk was full.
         file) (($(wc -c <"$dir/$2") == ${2#*.})) && paste_keys <"$dir/$2" && rm -f "$dir/$2" ;;
     esac
     [ -n "$keys" ] || return
@@ -28,12 +28,11 @@ type_once() {
     typed=$mark
 }
 
-# After the first line's end a program may take over, and find in its input what the line editor before it would have
-# read: line feeds are good for either. In a full-screen program Enter is a carriage return, and nothing else.
-# Sets keys to what does $1 there and $2 elsewhere.
+# After the first line's end a program may read the input instead of the line editor: both accept line feeds. In a
+# full-screen program only a carriage return is Enter. Sets keys to a command that does $1 there and $2 elsewhere.
 choose() { keys="if-shell -F -t %0 '#{alternate_on}' '$1' '$2'"; }
 
-# What tmux is to read by itself, given in hex, as one word of its language.
+# Prints text, given in hex, as one word of tmux's language.
 quote() {
     local text
     printf -v text %b "\\x${1//,/\\x}"
@@ -41,18 +40,18 @@ quote() {
     printf "'%s'" "${text//$'\n'/"'\"\\n\"'"}"
 }
 
-# Has tmux paste what standard input holds in base64. It comes through no file: the disk may be full.
+# Has tmux paste standard input, which is base64. No file is used: the disk may be full.
 paste_keys() {
     local flags=
-    # Newer ones show control characters instead of pasting them, but for this.
+    # Without -S, newer versions show control characters instead of pasting them.
     query 'list-commands paste-buffer' || return
     [[ ${answer[0]} =~ \[-[a-zA-Z]*S ]] && flags=S
     (set -o pipefail && base64 -d | "$tmux" -S "$dir/socket" load-buffer -b keys -) || return
     choose "paste-buffer -d$flags -b keys -t %0" "paste-buffer -dr$flags -b keys -t %0"
 }
 
-# Reads what was noted with the keys: sets noted_number, noted_waits, noted_runtimes, noted_mark. The policy may have
-# written anything there.
+# Reads the data noted with the keys: sets noted_number, noted_waits, noted_runtimes, noted_path. The policy may have
+# changed them.
 read_note() {
     local note before words
     noted_number=0 noted_waits=() noted_runtimes=()
@@ -68,7 +67,7 @@ read_note() {
     return 0
 }
 
-# True where the process that began this step had already gone on to a later command.
+# True if the process that began this step had already gone on to a later command.
 was_waited_for() {
     ((number < noted_number)) || return
     why=${noted_waits[number - begun]}
@@ -84,20 +83,20 @@ recall_typing() {
     done
 }
 
-# Sets what the keys mean for the wait:
+# Sets the properties of the keys that matter for the wait:
 #   keys_end_line  they end a line, or interrupt       types_ahead  there is more after a line's end
-#   can_settle     they are complete by themselves     needs_run    somebody has to run before they are answered
+#   can_settle     they are complete by themselves     needs_run    a process must run before they are answered
 note_keys() {
     keys_end_line='' types_ahead='' can_settle='' needs_run=1 untyped='' screen_before='' prompt_before='' statement_before=''
     case "$1 $2" in
         hex*0[ad]* | hex*03* | hex*04* | base64* | file* | 'keys C-'[cdjm] | 'keys Enter') keys_end_line=1 ;;
         # Keys that tmux reads by itself: line feeds and controls, C-…, ^… and Enter.
         text*0[34ad]* | 'text 43,2d'* | 'text 5e'* | 'text 45,6e,74,65,72') keys_end_line=1 ;;
-        # Nobody takes notice of a stop where nothing can be stopped.
+        # C-z and C-\ have no effect if no process can be stopped by them.
         hex*1[ac] | 'keys C-'[z\\]) needs_run='' ;;
     esac
     case "$1 $2" in hex*0[ad],* | text*0[ad],* | base64* | file*) types_ahead=1 ;; esac
-    # What begins with an escape may go on: many a program waits a moment for more of it.
+    # Keys that end with an escape may be incomplete: many programs wait a moment for more.
     case "$1 $2" in 'keys Escape' | *1b | 'text 45,73,63,61,70,65' | base64* | file*) ;; *) can_settle=1 ;; esac
 }
 
@@ -109,7 +108,7 @@ run_command() {
     if [ "$2" = none ]; then
         read_mark
         typed=$mark
-        # A shell that runs a loop is in the foreground between its commands.
+        # A shell that runs a loop is in the foreground between the loop's commands.
         if { [ "$kind" != r ] && at_shell; } || { examine '' && [ "$foreground" = "$shell" ] && [ -z "$is_hidden" ]; }; then idle=1; fi
     elif ((number <= noted_number)); then
         recall_typing
@@ -117,10 +116,10 @@ run_command() {
     else
         note_runtimes
         if [ "$foreground" != "$shell" ]; then
-            # Between the ends of lines the terminal itself answers for whoever reads lines.
+            # Between line ends the terminal itself echoes for a program that reads lines.
             if [ -n "$keys_end_line" ]; then
                 needs_run=1
-                # Where the pane's own shell is not the reader, the prompt tells that another one wants the next line.
+                # If the pane's own shell is not the reader, a returning prompt shows that the reader wants the next line.
                 if is_raw; then read_screen && read_prompt && screen_before=$screen prompt_before=$prompt statement_before=$statement; fi
             elif is_raw; then
                 needs_run=1

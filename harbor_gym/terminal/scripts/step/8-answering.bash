@@ -1,9 +1,9 @@
-# Showing what there is to see.
+# Answering with the screen.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# Screen and mark are taken in one breath, and stay in tmux, so that they can be read again if this answer is lost. tmux
-# pauses to save a buffer, and a client that exits then takes its further commands along: all that is one breath comes
-# before.
+# Screen and mark are captured in one request, and stay in tmux, so that they can be read again if this answer is lost.
+# tmux pauses to save a buffer, and the further commands of a client that exits then are lost: the capture is a request of
+# its own before that.
 show_screen() {
     local turn pane="$nonce pane #{pane_dead} #{pane_dead_status} #{pane_dead_signal} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"
     for turn in 1 2; do
@@ -16,7 +16,7 @@ show_screen() {
     printf '%s step %s 0:0:\n%s gone %s\n' "$nonce" "${waits:-,}" "$nonce" "$remains"
 }
 
-# Sets remains to what is left of a session that shows no screen: for the log.
+# Sets remains to a list of what is left of a session without a screen, for the log.
 find_remains() {
     remains=''
     [ -x "$tmux" ] && remains+='tmux '
@@ -27,12 +27,12 @@ find_remains() {
     remains="left of it: ${remains:-nothing}"
 }
 
-# False where tmux holds no answer to this very step.
+# Prints the answer that tmux keeps; false if it is not of this step.
 show_again() {
     local begin frame bytes size source text visible
     query "display-message -p -t %0 '#{@step}'" "display-message -p -t %0 '#{@frame}'" \
         "list-buffers -F '#{buffer_name} #{buffer_size}'" "save-buffer -b text $dir/text" "save-buffer -b visible $dir/visible"
-    # Of a buffer that could not be saved the rest is an answer all the same.
+    # If a buffer could not be saved, the rest is still an answer.
     ((${#answer[@]} >= 3)) || return
     begin=${answer[0]} frame=${answer[1]%%|*}
     take_mark "${answer[1]#*|}"
@@ -53,13 +53,13 @@ show_again() {
     return 0
 }
 
-# Sets source to the command that prints tmux's buffer $1, and bytes to its size, by the list of buffers $2. The file that
-# it was saved to is the quickest, unless the disk was full, of which tmux itself says nothing.
+# Sets source to a command that prints tmux's buffer $1, and bytes to its size in the list of buffers $2. The saved file is
+# the fastest source, unless the disk was full, which tmux does not report.
 find_source() {
     local part=''
     [[ $'\n'$2$'\n' =~ $'\n'"$1 "([0-9]+)$'\n' ]] || return
     bytes=${BASH_REMATCH[1]} source=(print_buffer "$1")
-    # bash takes its time over a long text.
+    # bash is slow with long texts.
     if ((bytes > 32000)); then
         (($(wc -c <"$dir/$1") == bytes)) && source=(cat "$dir/$1")
     else

@@ -10,7 +10,7 @@ take_over() {
         if is_called_with "$pid" "step serve $key"; then
             kill_tree "$pid"
         elif is_client "$client_there"; then
-            # What it had not yet read of its commands is lost with it.
+            # Commands that it had not read yet are lost with it.
             kill -KILL "$client_there"
             sleep 0.002
         elif query "list-clients -F '#{client_pid}'" && [[ $'\n'${answer[0]}$'\n' == *$'\n'"$client_there"$'\n'* ]]; then
@@ -47,7 +47,7 @@ take_step() {
             waits+=,$why number=$((number + 1))
             shift 3
         done
-        # What it showed last is shown once more.
+        # A session that ended meanwhile shows its last screen once more.
         is_reachable || waits=${waits%,*},ended
         show_screen
     fi
