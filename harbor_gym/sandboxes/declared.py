@@ -1,4 +1,4 @@
-"""Declarations that a sandbox may not fulfil: a working directory, a user, a mount."""
+"""Check a task's declarations that a sandbox may not fulfil: a working directory, a user, a mount."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def is_trials_own(mount: ServiceVolumeConfig, paths: TrialPaths) -> bool:
 
 
 async def require_workdir(environment: BaseEnvironment) -> None:
-    """Check that the running sandbox has the task's working directory. No command is run where the task names none.
+    """Check that the running sandbox has the task's working directory. No command is run if the task names none.
 
     Raises:
-        TaskError: It has not.
+        TaskError: It does not exist.
     """
     workdir = environment.task_env_config.workdir
     if workdir is None:
@@ -46,15 +46,15 @@ async def require_workdir(environment: BaseEnvironment) -> None:
 
 
 def workdir_check(workdir: str) -> str:
-    """Return shell text whose status :func:`require_check` takes."""
+    """Return shell text whose exit status :func:`require_check` takes."""
     return f"[ -d {shlex.quote(workdir)} ] || exit {_MISSING}"
 
 
 def require_check(workdir: str, status: int) -> None:
-    """Check what :func:`workdir_check` found of the task's working directory.
+    """Check the exit status of :func:`workdir_check`.
 
     Raises:
-        TaskError: It is not there.
+        TaskError: The working directory does not exist.
     """
     if status == _MISSING:
         raise TaskError(
@@ -69,7 +69,7 @@ async def require_user(environment: BaseEnvironment, user: str | int | None) -> 
     No command is run for root.
 
     Raises:
-        TaskError: It has not.
+        TaskError: One is missing.
     """
     name, _, group = ("" if user is None else str(user)).partition(":")
     if not name or (name == "root" and not group):
@@ -87,7 +87,7 @@ async def require_user(environment: BaseEnvironment, user: str | int | None) -> 
 
 
 def no_account(user: str, problem: str) -> TaskError:
-    """Return the error of an image whose USER has no account in it; ``problem`` is what a sandbox said."""
+    """Return the error of an image whose USER has no account in it; ``problem`` is a sandbox's message."""
     return TaskError(
         f"USER {user} has no account in the task's image ({problem}): make one in the Dockerfile (RUN useradd), or "
         "change the instruction"
@@ -98,13 +98,13 @@ def require_room(ids: Collection[int], count: int, room: int, sandbox: str) -> N
     """Check that a sandbox has the ids of an image.
 
     Args:
-        ids: Those of its files, of its root and of its USER that are not below ``count``, each once.
-        count: Below it all are the sandbox's.
-        room: How many more it can have.
-        sandbox: What kind it is, for the message.
+        ids: The ids of its files, root and USER that are not below ``count``, each once.
+        count: The sandbox has all ids below it.
+        room: The number of further ids that it can have.
+        sandbox: The kind of sandbox, for the message.
 
     Raises:
-        TaskError: They are too many.
+        TaskError: There are too many.
     """
     if len(ids) > room:
         shown = ", ".join([*map(str, sorted(ids)[:_SHOWN_IDS]), *(["…"] if len(ids) > _SHOWN_IDS else [])])
@@ -121,10 +121,10 @@ async def require_able(environment: BaseEnvironment, user: str, setting: str) ->
     Args:
         environment: The sandbox.
         user: Name or uid; a group may follow after a colon.
-        setting: What names the user.
+        setting: The setting that names the user.
 
     Raises:
-        TaskError: It can't: it has no such account, or one of the ids is none of its own.
+        TaskError: It can't: it has no such account, or lacks one of the ids.
     """
     try:
         found = await environment.exec("exit 0", cwd="/", user=user)

@@ -1,4 +1,4 @@
-"""Run one command in a container, to its end or beside what comes."""
+"""Run one command in a container, to its end or with streams to the caller."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 from harbor_gym.sandboxes.supervisor.running import Finished
 
 _DRAIN_SEC = 0.1
-"""How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
+"""Seconds after a command's end in which processes that it left (``> >(tee log)``) may still write output."""
 _GONE = 125
-"""The entering program's status where there is no sandbox any more."""
+"""The entering program's exit status if the sandbox is gone."""
 
 
 async def run_command(
@@ -33,8 +33,8 @@ async def run_command(
     A command that is cancelled or out of time is killed, with its process group, before this returns.
 
     Args:
-        container: Where.
-        request: What.
+        container: The container.
+        request: The command.
         timeout_sec: None is no limit.
         on_chunk: Called with output as it arrives.
 
@@ -72,7 +72,7 @@ async def open_command(container: Container, request: CommandSpec) -> PipedComma
     source, output, errors = command.far_ends
     try:
         await command.connect()
-        # What the entering program prints of a command that it can't start is output, too.
+        # The entering program's message about a command that it can't start is output, too.
         pipes = [output, output if request.joins_outputs else errors]
         starting.set_result(await _start(container, request, source.far_end, pipes))
     except BaseException:
@@ -135,6 +135,6 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:
-    """Kill what entered the container and the command's process group, which is the same."""
+    """Kill the command's process group, to which the entering program belongs, too."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

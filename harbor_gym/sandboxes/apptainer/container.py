@@ -1,7 +1,7 @@
 """One container: started as a child of this process, entered from outside, ended with everything in it.
 
-Apptainer starts a container once and is asked nothing more: commands and transfers enter its namespaces by the program
-that enters local sandboxes (``supervisor/program``), which takes 20 ms where ``apptainer exec`` takes 90.
+Apptainer only starts the container: commands and transfers enter its namespaces by the program that enters local
+sandboxes (``supervisor/program``), which takes 20 ms where ``apptainer exec`` takes 90.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from harbor_gym.sandboxes.supervisor.program.messages import (
 from harbor_gym.sandboxes.supervisor.running import RunningSandbox
 
 _READY_TIMEOUT_SEC = 120.0
-"""A machine that starts 64 at once on two cores takes a while for each."""
+"""Long enough for one of 64 concurrent starts on two cores."""
 _STOP_TIMEOUT_SEC = 10.0
 _UP = b"up"
 _OUTPUT_TAIL_BYTES = 4000
@@ -84,7 +84,7 @@ class ContainerOptions:
     storage_bytes: int
     has_network: bool
     directories: Mapping[str, int | None]
-    """Made in it where they are missing, root's, and given their mode; None leaves theirs."""
+    """Directory → mode, made for root if missing; None keeps the mode of an existing one."""
 
     no_mount: Sequence[str]
     extra_args: Sequence[str]
@@ -106,14 +106,14 @@ class Container(RunningSandbox):
     # --- life ----------------------------------------------------------------------------------------------------
 
     async def start(self, image: SifImage, programs: Programs, options: ContainerOptions) -> None:
-        """Mount the image, have Apptainer make the container, and close what that leaves open.
+        """Mount the image, have Apptainer make the container, and remove the rights that it leaves.
 
         After any failure, call :meth:`stop`.
 
         Raises:
             SandboxStartError: The image is for another machine, Apptainer or the kernel refused, or there was no
                 answer in time.
-            TaskError: The image's files, its USER or its root have ids that no Apptainer sandbox of this machine has.
+            TaskError: The image's files, USER or root have ids that Apptainer sandboxes on this machine lack.
         """
         if image.machine != platform.machine():
             raise SandboxStartError(f"{image.path} is for {image.machine or 'another machine'}, not for this one")
@@ -159,7 +159,7 @@ class Container(RunningSandbox):
             raise SandboxStartError("the apptainer sandbox ended at once")
         filters = () if seccomp.missing_profile() else seccomp.filters(platform.machine())
         own = NAMESPACES & ~(os.CLONE_NEWNET if options.has_network else 0)
-        # Nobody from outside of its user namespace may see a FUSE file system, not even root (fuse(4), allow_other).
+        # No process outside of its user namespace may see a FUSE file system, not even root's (fuse(4), allow_other).
         rootless = is_rootless() or await asyncio.to_thread(_has_fuse_root, init)
         target = Target(init, str(stat.start_time), (), {}, rootless, filters, own)
         directories = dict(options.directories)
@@ -195,7 +195,7 @@ class Container(RunningSandbox):
 
     @property
     def first_process(self) -> int:
-        """The container's first process, as this machine numbers it.
+        """The id of the container's first process on this machine.
 
         Raises:
             SandboxLostError: It is gone.
@@ -205,7 +205,7 @@ class Container(RunningSandbox):
     @property
     @override
     def is_running(self) -> bool:
-        """Return whether the container's first process is there."""
+        """Whether the container's first process runs."""
         if self._target is None or self._process is None or self._process.returncode is not None:
             return False
         stat = read_stat(self._target.init)
@@ -213,7 +213,7 @@ class Container(RunningSandbox):
 
     @property
     def target(self) -> Target:
-        """The container, for what enters it.
+        """The container, for processes that enter it.
 
         Raises:
             SandboxLostError: It is gone.
@@ -222,14 +222,14 @@ class Container(RunningSandbox):
             raise SandboxLostError("the apptainer sandbox is not running")
         return self._target
 
-    # --- what enters it -------------------------------------------------------------------------------------------
+    # --- entering it ----------------------------------------------------------------------------------------------
 
     @override
     def enter_argv(self, request: CommandSpec) -> list[str]:
         return supervisor_argv("enter", to_json(self._entering(request, self._ranks.outside_of_view)))
 
     def enter_request(self, request: CommandSpec) -> bytes:
-        """Return the same as a request for ``enter-by``, of any length."""
+        """Return the request of ``enter-by`` for a command, which may have any length."""
         return to_json(self._entering(request, self._ranks.now)).encode()
 
     def _entering(self, request: CommandSpec, rank: str) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class Container(RunningSandbox):
 
     @property
     def view_handles(self) -> tuple[int, ...]:
-        """A descriptor of the verifier's view, where there is one: it is passed to each process that enters."""
+        """A descriptor of the verifier's view, if there is one, for each process that enters."""
         return () if self._view is None else (self._view,)
 
     @override
@@ -335,7 +335,7 @@ class Container(RunningSandbox):
 
 
 def id_count() -> int:
-    """Return below which number all user and group ids are an Apptainer sandbox's on this machine."""
+    """Return how many user and group ids, from 0 on, an Apptainer sandbox on this machine has."""
     return min(shared_ids(), FIRST_OWN_ID - 1)
 
 
@@ -345,7 +345,7 @@ def _require_ids(ids: Iterable[int]) -> None:
 
 
 def _place() -> Path:
-    """Return where a container's files are mounted, each in a mount namespace of its own."""
+    """Return the mount point of every container's files, each in a mount namespace of its own."""
     return cache_dir() / "mountpoint"
 
 
@@ -380,14 +380,14 @@ def _config(image: SifImage, programs: Programs, options: ContainerOptions) -> C
 
 
 def _runtime_environment(place: Path) -> dict[str, str]:
-    """Return where Apptainer may write: nowhere but in the container's own memory."""
+    """Return variables that make Apptainer write only to the container's own memory."""
     folders = {"CONFIGDIR": place / "home", "CACHEDIR": place / "home", "TMPDIR": place / "tmp"}
     named = {f"{owner}_{name}": str(path) for name, path in folders.items() for owner in ("APPTAINER", "SINGULARITY")}
     return {**named, "HOME": str(place / "home")}
 
 
 def _first_processes(launcher: int) -> tuple[int | None, int | None]:
-    """Return the first processes of the two PID namespaces below the launcher, the container's last."""
+    """Return the first processes of the two PID namespaces below the launcher; the second is the container's."""
     depth = len(_numbers(os.getpid()))
     first: dict[int, int] = {}
     for pid in sorted(descendants(launcher)):

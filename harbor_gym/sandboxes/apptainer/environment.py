@@ -1,4 +1,4 @@
-"""A Harbor environment on Apptainer: no daemon, no root, nothing needed in the image, nothing left behind."""
+"""A Harbor environment on Apptainer: without a daemon, without root, for any image, without leftovers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_FILTER = "libseccomp or the OCI seccomp profile is missing on this machine"
 class ApptainerEnvironment(NamespacedEnvironment[Container]):
     """Run a task in Apptainer or Singularity, as root or as an ordinary user, on machines without Docker.
 
-    The container is a child of this process: when that ends, killed or not, the kernel ends all that is in it.
+    The container is a child of this process: when that ends, killed or not, the kernel ends all its processes.
     Apptainer makes it; commands and transfers enter its namespaces from outside. Its files are the image, a SIF file
     mounted by squashfuse, under an overlay in memory (``storage_mb``, 2 GiB by default, beside ``memory_mb``).
 
@@ -51,13 +51,13 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     ``docker_image`` by the store of the local sandbox. They are kept by content in ``image_cache_dir``, which machines
     may share; ``harbor-gym sif build`` fills it, for machines that can't build.
 
-    **Who root is**: each sandbox has a user namespace of its own; root inside is its starter, confined there, with
-    neither the capabilities to mount nor to trace.
+    **Root**: each sandbox has a user namespace of its own; root inside is the user that started it, confined there,
+    without the capabilities to mount and to trace.
 
-    **Limits**: ``memory_mb`` by watching: where the processes hold 95 % of it together (PSS), the branch that holds the
-    greater part is killed, and counted. What allocates faster than a watcher looks (20 times a second) gets over it for
-    a moment. What sockets hold unread is not watched. A process may open 4096 files. ``cpus`` is not enforced, nor is
-    the number of processes: a resource policy of Harbor's that asks for enforcement is refused.
+    **Limits**: ``memory_mb`` by watching: if the processes together use 95 % of it (PSS), the branch with the greater
+    part is killed, and counted. A process that allocates faster than the watchdog looks (20 times a second) exceeds it
+    for a moment. Unread data in sockets is not counted. A process may open 4096 files. ``cpus`` and the number of
+    processes are not enforced: a resource policy of Harbor's that asks for enforcement is refused.
 
     **Network**: ``no-network`` is loopback only. ``public`` is the machine's own network, its loopback included.
     Allowlists, and phases with other networks, are refused.
@@ -86,15 +86,15 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
             args: Harbor's.
             image_cache_dir: Folder of SIF files; None is ``sif`` in the cache directory.
             force_pull: Pull or build the SIF file anew.
-            registry: ``oras://HOST/PATH`` to which ``harbor-gym sif build --push`` has pushed: looked at before
+            registry: ``oras://HOST/PATH`` to which ``harbor-gym sif build --push`` has pushed; searched before
                 building.
-            no_mount: Further things of the machine that Apptainer is not to mount, by its own names.
-            workdir: Working directory where the task names none, instead of the image's.
+            no_mount: Further mounts of the machine that Apptainer must leave out, by Apptainer's names.
+            workdir: Working directory if the task names none, instead of the image's.
             extra_args: Further arguments of ``apptainer exec``.
-            setup_command: Shell text that root runs at each start, before anything else comes into the sandbox.
-            overlay: What makes the image writable: ``"kernel"``, ``"fuse"`` (fuse-overlayfs), or ``"auto"``: the first
-                that is available.
-            build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
+            setup_command: Shell text that root runs at each start, before files are copied into the sandbox.
+            overlay: The overlay that makes the image writable: ``"kernel"``, ``"fuse"`` (fuse-overlayfs), or
+                ``"auto"``, the first that is available.
+            build_dockerfile: Build the task's Dockerfile, if it has one, even if the task names a ``docker_image``.
             kwargs: Harbor's.
 
         Raises:
@@ -126,12 +126,12 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     @classmethod
     @override
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Return what is enforced: memory, by watching."""
+        """Return the enforced limits: memory, by watching."""
         return resource_capabilities(memory_limit=True)
 
     @property
     def known_failures(self) -> Mapping[str, str]:
-        """Behaviours that don't hold."""
+        """Behaviours of the conformance suite that don't hold → why."""
         lacking = {"socket_buffers_end_at_the_sandboxs_own_limit": _NOT_WATCHED}
         if seccomp.missing_profile():
             lacking["system_calls_are_filtered"] = _NO_FILTER
@@ -201,7 +201,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
             self._watchdog.start()
 
     async def _set_up(self, workdir: str) -> None:
-        """Run the set-up command, then bring in ``environment/files`` and run the ``setup.sh`` among them."""
+        """Run the set-up command, then copy ``environment/files`` in and run the ``setup.sh`` among them."""
         if is_of_verifier(self.session_id):
             return
         timeout_sec = self.task_env_config.build_timeout_sec
@@ -216,7 +216,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
 
     @property
     def _takes_files(self) -> bool:
-        """Whether the image is not made by the task's Dockerfile, which copies what it needs itself."""
+        """Whether the image is not built by the task's Dockerfile, which copies its files itself."""
         return self._source(force_build=False).docker_image is not None
 
     async def _run_set_up(self, command: str, timeout_sec: float) -> None:

@@ -22,11 +22,11 @@ class ApptainerOptions:
     """The options of a sandbox, checked."""
 
     image_cache_dir: Path
-    """Where SIF files are kept."""
+    """Folder of SIF files."""
 
     force_pull: bool
     registry: str | None
-    """Where built SIF files may be pulled from, as ``oras://HOST/PATH``."""
+    """Registry of built SIF files, as ``oras://HOST/PATH``."""
 
     no_mount: tuple[str, ...]
     extra_args: tuple[str, ...]
@@ -47,7 +47,7 @@ def checked_options(
     """Return the options.
 
     Raises:
-        UsageError: One has no such value; the message names it.
+        UsageError: An option has an invalid value; the message names it.
     """
     names = no_mount.split(",") if isinstance(no_mount, str) else list(no_mount)
     left_out = [name for name in map(str.strip, names) if name]
@@ -76,5 +76,5 @@ def checked_options(
 
 
 def default_image_dir() -> Path:
-    """Return where SIF files are kept unless an option sets another folder: ``sif`` in the cache directory."""
+    """Return the default folder of SIF files: ``sif`` in the cache directory."""
     return cache_dir() / "sif"

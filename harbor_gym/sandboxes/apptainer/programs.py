@@ -1,4 +1,4 @@
-"""The programs that Apptainer sandboxes need, their places, and the other resources of this machine that they take."""
+"""The programs that Apptainer sandboxes need, and their other requirements of this machine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.tools import find_program
 
 RUNTIMES = ("apptainer", "singularity")
-"""What may run containers, the first that is there."""
+"""Programs that run containers, in order of preference."""
 
 FUSE = Path("/dev/fuse")
 _LIBRARIES = ("libexec", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
-"""Where a runtime keeps its own copies of FUSE programs, below its prefix."""
+"""Folders below a runtime's prefix with its own copies of FUSE programs."""
 
 _MIN_LINUX = (4, 18)
-"""FUSE mounts in user namespaces."""
+"""The first with FUSE mounts in user namespaces."""
 HOW_TO_INSTALL = (
     "install Apptainer (apptainer.org/docs/admin/main/installation.html); in a checkout of harbor_gym "
     "`make engines-apptainer` unpacks one"
@@ -33,11 +33,11 @@ class Programs:
     runtime: str
     squashfuse: str
     fuse_overlayfs: str | None
-    """None where the kernel's overlay is all there is."""
+    """None if only the kernel's overlay is available."""
 
 
 def find_programs() -> Programs:
-    """Return where the programs are.
+    """Return the programs' paths.
 
     Raises:
         MissingDependencyError: One is missing; the message states how to get it.
@@ -73,7 +73,7 @@ def find_mksquashfs() -> str:
 
 
 def _beside(name: str, runtime: str) -> str | None:
-    """Return a program's path: a runtime brings some that PATH does not lead to."""
+    """Return a program's path: a runtime includes some that are not on PATH."""
     if (path := find_program(name)) is not None:
         return path
     prefix = Path(runtime).resolve().parent.parent
@@ -86,9 +86,9 @@ def _beside(name: str, runtime: str) -> str | None:
 
 
 def refusal() -> tuple[str, str]:
-    """Return why this machine makes no Apptainer sandboxes, and what changes that; both empty where it does.
+    """Return why this machine can't run Apptainer sandboxes, and the remedy; both empty if it can.
 
-    Programs apart: :func:`find_programs`.
+    Missing programs are not reported here, but by :func:`find_programs`.
     """
     if sys.platform != "linux":
         return "Apptainer needs Linux", "use --env docker"
@@ -106,10 +106,10 @@ _OPEN_FUSE = f"as root: modprobe fuse; chmod 666 {FUSE} (inside a container, sta
 
 
 def require_all() -> Programs:
-    """Return the programs where sandboxes can be made on this machine.
+    """Return the programs if this machine can run sandboxes.
 
     Raises:
-        MissingDependencyError: They can't.
+        MissingDependencyError: It can't.
     """
     programs = find_programs()
     refused, fix = refusal()

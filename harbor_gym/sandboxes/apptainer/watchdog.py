@@ -1,7 +1,7 @@
-"""Bound a container's memory without control groups: watch what its processes hold, and kill the branch that has it.
+"""Limit a container's memory without control groups: watch its processes, and kill the branch that uses too much.
 
-What counts is the proportional set size (PSS), in which a page that several processes share counts once. Reading it
-takes milliseconds for a large process, so the resident set size, which is never less, is read first and most often.
+The measure is the proportional set size (PSS), in which a page shared by several processes counts once. Reading it
+takes milliseconds for a large process, so the resident set size, which is never less, is read first and more often.
 
 Source: proc_pid_smaps(5), proc_pid_statm(5).
 """
@@ -21,10 +21,10 @@ from harbor_gym._runtime.procfs import PROC, all_stats, read_stat
 _logger = logging.getLogger(__name__)
 
 KILLED_AT = 0.95
-"""Share of the limit at which a branch is killed: what grows while it is being looked at stays below the limit."""
+"""Share of the limit at which a branch is killed: processes that grow while they are measured stay below the limit."""
 _CALM_SEC, _ALERT_SEC = 0.5, 0.05
 _ALERT_AT = 0.5
-"""Share of the limit from which on memory is looked at as often as can be."""
+"""Share of the limit above which memory is measured every ``_ALERT_SEC``."""
 _MAJORITY = 0.5
 
 
@@ -57,18 +57,18 @@ class Member:
     pid: int
     parent: int
     start_time: int
-    """With the pid it names a process beyond doubt."""
+    """Distinguishes processes with the same pid."""
 
 
 class Watchdog:
     """Watches the processes of one PID namespace until :meth:`stop`."""
 
     def __init__(self, find: Callable[[], int], limit_bytes: int) -> None:
-        """Take what to watch.
+        """Make a watchdog that does not watch yet.
 
         Args:
-            find: Returns the container's first process; raises where it is gone.
-            limit_bytes: What all of its processes may hold together.
+            find: Returns the container's first process; raises if it is gone.
+            limit_bytes: Limit of the memory of all processes together.
         """
         self._find = find
         self._limit = limit_bytes
@@ -104,15 +104,15 @@ class Watchdog:
 
 
 def look(first: int, limit_bytes: int, dying: frozenset[Member] = frozenset()) -> tuple[int, MemoryKill | None]:
-    """Look once at the memory of a container, and kill the branch that holds it where that is too much. Blocks.
+    """Measure the memory of a container once, and kill the heaviest branch if it is too much. Blocks.
 
     Args:
-        first: The first process, whose descendants and namespace mates are the container's.
-        limit_bytes: What all of them may hold together.
-        dying: Processes that were killed before: what they still hold is on its way back.
+        first: The first process; the container's processes are those in its PID namespace.
+        limit_bytes: Limit of the memory of all processes together.
+        dying: Processes that were killed before, whose memory is being freed.
 
     Returns:
-        What they hold, at most, and what was killed.
+        An upper bound on the used memory, in bytes, and the branch that was killed, if any.
     """
     processes = [item for item in members(first) if item not in dying]
     resident = sum(_resident_bytes(item.pid) for item in processes)
@@ -144,12 +144,12 @@ def members(first: int) -> list[Member]:
 
 
 def heaviest_branch(processes: list[Member], held: dict[int, int]) -> list[Member]:
-    """Return the smallest subtree that holds the greater part of the memory: a hog without the shell that started it.
+    """Return the smallest subtree with the greater part of the memory, without the shell that started it.
 
-    From the heaviest tree it goes down as long as one child's subtree holds more than half of what its parent's does.
+    From the heaviest tree the search descends as long as one child's subtree has more than half of its parent's memory.
 
     Args:
-        processes: Those that may be killed.
+        processes: The processes that may be killed.
         held: Process id → bytes.
     """
     children: dict[int, list[Member]] = {}
@@ -169,7 +169,7 @@ def heaviest_branch(processes: list[Member], held: dict[int, int]) -> list[Membe
 
 
 def _weigh(pid: int, children: dict[int, list[Member]], held: dict[int, int], weights: dict[int, int]) -> None:
-    """Fill in what each process's subtree holds, leaves first."""
+    """Fill in the memory of each process's subtree, leaves first."""
     order = [pid]
     for at in order:
         order += [item.pid for item in children.get(at, ())]
@@ -185,7 +185,7 @@ def _subtree(top: Member, children: dict[int, list[Member]]) -> list[Member]:
 
 
 def _kill(process: Member) -> None:
-    """Kill a process, and never another one that has its number by now."""
+    """Kill a process, but not another one that has got its pid."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process.pid)
         try:
@@ -203,7 +203,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _pss_bytes(pid: int) -> int:
-    """Return a process's proportional set size; its resident one where an old kernel or the process keeps it."""
+    """Return a process's proportional set size; its resident set size if that can't be read."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         for line in (PROC / str(pid) / "smaps_rollup").read_text(encoding="utf-8").splitlines():
             if line.startswith("Pss:"):

@@ -1,4 +1,4 @@
-"""File transfers of a Harbor environment in which no program of the sandbox takes part."""
+"""File transfers of a Harbor environment that run no program of the sandbox."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
 
 
 class CarriesFiles(BaseEnvironment):
-    """Harbor's transfers by a process outside the sandbox: what a policy made of its tar or shell changes nothing."""
+    """Harbor's transfers by a process outside the sandbox: a policy that replaces tar or the shell changes nothing."""
 
     @abstractmethod
     def _way(self) -> Way:
-        """Return what carries files into the running sandbox and out of it.
+        """Return the function that carries files into the running sandbox and out of it.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -44,7 +44,7 @@ class CarriesFiles(BaseEnvironment):
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy the contents of a host directory into a directory of the sandbox, made if absent. Owned by root.
 
-        Links stay links. What has a file's name there gives way to it.
+        Links stay links. An existing file or directory with a file's name is replaced.
 
         Raises:
             FileNotFoundError: The host has no such directory.
@@ -67,8 +67,8 @@ class CarriesFiles(BaseEnvironment):
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy the contents of a directory of the sandbox into a host directory, made if absent.
 
-        Links that lead out of the directory, devices, FIFOs and sockets are left out, and what changes its kind
-        meanwhile: nothing is written elsewhere. Files get the caller for an owner and are not writable by others.
+        Links that lead out of the directory, devices, FIFOs, sockets, and entries that change their kind meanwhile are
+        left out: nothing is written elsewhere. The caller owns the files, and others can't write to them.
 
         Raises:
             SandboxError: There is no such directory, or it is larger than four times the sandbox's storage, nested
@@ -81,7 +81,7 @@ class CarriesFiles(BaseEnvironment):
     async def download_dir_with_exclusions(
         self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
     ) -> None:
-        """Do what :meth:`download_dir` does, without what ``tar --exclude`` leaves out for these patterns."""
+        """Do as :meth:`download_dir`, without the entries that ``tar --exclude`` leaves out for these patterns."""
         await self._download_dir(source_dir, target_dir, Choice(without=exclude))
 
     @override
@@ -94,8 +94,8 @@ class CarriesFiles(BaseEnvironment):
         exclude: Sequence[str] | None = None,
         protect: Sequence[str] | None = None,
     ) -> None:
-        """Do what :meth:`download_dir` does for files whose paths match ``include``, or are of ``protect``, and not
-        those that match ``exclude``; without include and exclude for all.
+        """Do as :meth:`download_dir` for files that match ``include`` and not ``exclude``, and for those in
+        ``protect``; without ``include`` and ``exclude`` for all.
         """
         await self._download_dir(source_dir, target_dir, Choice((), include or (), exclude or (), protect or ()))
 

@@ -1,8 +1,8 @@
-"""Reads an archive that came out of a container and sends what it holds as records. Runs by itself, stdlib only.
+"""Reads an archive from a container and sends its members as records. Runs by itself, stdlib only.
 
-A process of its own, with limits of its own: what an archive does to it ends with it. It opens no file.
-Understood is what container engines write: POSIX tar with its extended headers, and GNU's long names. Anything else is
-refused and not guessed at: numbers that are no digits, sparse files, headers longer than their use.
+It is a process with limits of its own, so that a hostile archive harms only it. It opens no file.
+It understands the archives of container engines: POSIX tar with its extended headers, and GNU's long names. Anything
+else is refused: numbers that are no digits, sparse files, headers longer than any use.
 
 Source: pax(1) of POSIX.1-2017, "ustar Interchange Format" and "pax Interchange Format".
 """
@@ -36,11 +36,11 @@ from trees.records import (
 
 _BLOCK_BYTES = 512
 _MAX_HEADER_BYTES = 16 << 10
-"""Of an extended header: a path and a link's target, twice as long as Linux allows them."""
+"""Limit of an extended header: a path and a link's target, twice as long as Linux allows them."""
 _OVERHEAD_BYTES = 8 * _BLOCK_BYTES
-"""An entry's headers and padding, mostly; extended ones count as entries too."""
+"""Allowance for an entry's headers and padding; extended ones count as entries too."""
 _UNWANTED_FACTOR = 4
-"""How many times what is taken an archive may hold where only some is taken: the engine packs all."""
+"""Factor of an archive's limit if only some files are taken: the engine packs all."""
 _MAX_NUMBER_DIGITS = 19
 _MEMORY_BYTES = 512 << 20
 _PROCESSOR_SEC = 600
@@ -70,8 +70,8 @@ class _Archive:
         """Return the next bytes.
 
         Raises:
-            StreamEndedError: There are no more.
-            TransferError: They are too many.
+            StreamEndedError: The archive has ended.
+            TransferError: The archive is longer than its limit.
         """
         self._left -= count
         if self._left < 0:
@@ -82,17 +82,17 @@ class _Archive:
         return content
 
     def skip(self, size: int) -> None:
-        """Leave out a member's content, or its padding."""
+        """Skip a member's content, or its padding."""
         while size > 0:
             size -= len(self.read(min(size, CHUNK_BYTES)))
 
     def drain(self) -> None:
-        """Read what follows the end, that the writer may finish."""
+        """Read the bytes after the end, so that the writer can finish."""
         while self._left > 0 and (content := self._in.read(CHUNK_BYTES)):
             self._left -= len(content)
 
     def members(self) -> Iterator[Member]:
-        """Yield the members; the content of each, and its padding, is to be read before the next."""
+        """Yield the members; the caller reads the content and padding of each before the next."""
         extended: dict[bytes, bytes] = {}
         while any(block := self.read(_BLOCK_BYTES)):
             self._headers -= 1
@@ -109,7 +109,7 @@ class _Archive:
                 if kind == b"x":
                     extended |= _records(content)
                 elif kind == b"g":
-                    _records(content)  # of all that follow: engines write none that matters here
+                    _records(content)  # a global header, checked only: engines write none that matters here
                 else:
                     extended[b"path" if kind == b"L" else b"linkpath"] = content.rstrip(b"\0")
                 continue
@@ -133,7 +133,7 @@ def _number(field: bytes) -> int:
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """Read an extended header: each record states how long it is, itself included."""
+    """Read an extended header, whose records each begin with their own length."""
     found: dict[bytes, bytes] = {}
     while content:
         digits, _, _ = content[:8].partition(b" ")
@@ -178,7 +178,7 @@ def _text(field: bytes) -> bytes:
 
 
 def _parts(name: bytes) -> list[bytes] | None:
-    """Return a path's names, from the archive's own root on; None where it leads elsewhere or is none."""
+    """Return a path's names from the archive's root; None if it leads elsewhere or is invalid."""
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if (
         len(name) > MAX_LINK_BYTES
@@ -190,7 +190,7 @@ def _parts(name: bytes) -> list[bytes] | None:
 
 
 class _Forwarder:
-    """Sends an archive's members as a tree, entering and leaving directories on the way."""
+    """Sends an archive's members as a tree, with records that enter and leave directories."""
 
     def __init__(self, archive: _Archive, stream: Stream, allowance: Allowance, choice: Choice) -> None:
         self._archive = archive
@@ -213,7 +213,7 @@ class _Forwarder:
         self._finish()
 
     def send_file(self) -> None:
-        """Send the only member, which has to be a file, and the end."""
+        """Send the only member, which must be a file, and the end."""
         member = next(self._archive.members(), None)
         if member is None or member.kind not in _REGULAR:
             raise TransferError("it is no ordinary file")
@@ -249,7 +249,7 @@ class _Forwarder:
             raise TransferError(f"the container's archive has {show(path)}, of a kind that is not understood")
 
     def _go(self, folder: list[bytes]) -> None:
-        """Enter a directory from the one that was entered last."""
+        """Send the records that lead from the current directory to ``folder``."""
         common = 0
         while common < min(len(self._at), len(folder)) and self._at[common] == folder[common]:
             common += 1
@@ -267,7 +267,7 @@ class _Forwarder:
         offset = 0
         while offset < member.size:
             content = self._archive.read(min(CHUNK_BYTES, member.size - offset))
-            if content.count(0) < len(content):  # else it may as well be a hole
+            if content.count(0) < len(content):  # zeros alone become a hole
                 self._stream.send(SEGMENT, size=offset, body=content)
             offset += len(content)
         self._archive.skip(-member.size % _BLOCK_BYTES)
@@ -275,11 +275,11 @@ class _Forwarder:
 
 
 def forward(source: int, stream: Stream, spec: dict[str, Any]) -> None:
-    """Send what an archive holds, or why that can't be; nothing where the archive ends early.
+    """Send an archive's members, or an error; nothing if the archive ends early.
 
     Args:
         source: A descriptor to read the archive from.
-        stream: Where to send it.
+        stream: The stream of records.
         spec: ``is_file``, ``limit_bytes`` and ``choice``.
     """
     limit: int = spec["limit_bytes"]

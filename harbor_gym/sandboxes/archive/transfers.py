@@ -1,6 +1,6 @@
-"""The caller's side of a transfer: files of this machine on one end, a process that sees a sandbox's on the other.
+"""The caller's side of a transfer between this machine's files and a process that sees a sandbox's files.
 
-Between the two go records and never an archive (:mod:`.trees`). This side works in a thread.
+Both exchange records (:mod:`.trees`), never an archive. This side works in a thread.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from harbor_gym.sandboxes.archive.trees.records import (
 from harbor_gym.sandboxes.archive.trees.sending import Sender
 
 TIMEOUT_SEC = 600.0
-"""As long as Harbor gives its own transfers; the limits of size are reached long before."""
+"""As long as Harbor's own transfers may take; the limits of size are reached long before."""
 
 DEFAULT_STORAGE_MB = 2048
-"""What a sandbox may write, in MiB, where its task sets no limit."""
+"""Storage of a sandbox whose task sets no limit, in MiB."""
 
 Work = Callable[[Stream, Callable[[], None]], None]
-"""This machine's side of a transfer: takes the stream, and what raises where it is to stop."""
+"""This machine's side of a transfer: takes the stream, and a function that raises once it must stop."""
 
 
 def limit_bytes(storage_mb: int | None) -> int:
-    """Return how large a transfer of a sandbox with so much storage, in MiB, may be: four times as large.
+    """Return the limit of a sandbox's transfers in bytes: four times its storage, which is given in MiB.
 
-    Sparse files and files of the image make a tree larger than what was written. None, and 0 where a kind of sandbox
-    takes that for no limit, is the default.
+    Sparse files and the image's files make a tree larger than the written data. None and 0, which some sandboxes take
+    for no limit, stand for the default storage.
     """
     return 4 * ((storage_mb or DEFAULT_STORAGE_MB) << 20)
 
 
 async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> None:
-    """Do ``work`` in a thread of its own, which is gone when this returns.
+    """Do ``work`` in a thread of its own, which has ended when this returns.
 
     Args:
-        work: Blocks on nothing that ``hang_up`` does not end.
-        hang_up: Called where the time is over or the caller is cancelled.
+        work: The work; ``hang_up`` ends all its blocking calls.
+        hang_up: Called when the time is over or the caller is cancelled.
 
     Raises:
         SandboxTimeoutError: It took longer than :data:`TIMEOUT_SEC`.
@@ -74,12 +74,12 @@ async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> No
             if not running.done():
                 hang_up()
                 await shielded(asyncio.wait((running,)))
-                running.exception()  # nobody else asks for it
+                running.exception()  # retrieved: asyncio would log it
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Generator[None]:
-    """Raise as a sandbox's errors those of a transfer, with what it was."""
+    """Turn the errors of a transfer into a sandbox's errors: "can't {what}: ..."."""
     try:
         yield
     except SandboxTimeoutError as exc:
@@ -91,7 +91,7 @@ def explained(what: str) -> Generator[None]:
 
 
 Way = Callable[[Mapping[str, Any], Work], Awaitable[None]]
-"""How one sandbox's transfers are done: takes the spec for its side, and this machine's work."""
+"""Does one sandbox's transfers: takes the spec for the sandbox's side, and this machine's work."""
 
 
 _Kind = Literal["upload_file", "upload_dir", "download_file", "download_dir"]
@@ -106,7 +106,7 @@ async def upload_file(way: Way, source: Path, target: str, limit_bytes: int) -> 
 
     Raises:
         OSError: This machine's file can't be read.
-        SandboxError: It is too large, or there is no place for it.
+        SandboxError: It is too large, or the sandbox has no place for it.
     """
 
     def work(stream: Stream, check: Callable[[], None]) -> None:
@@ -172,14 +172,14 @@ async def download_dir(way: Way, source: str, target: Path, limit_bytes: int, ch
 
 
 def receive_file(stream: Stream, target: Path, name: str, allowance: Allowance) -> None:
-    """Write the file that a stream brings, as ``name`` if ``target`` is a directory. Nothing new is left on failure.
+    """Write the file of a stream, as ``name`` if ``target`` is a directory. A failure leaves no new file.
 
     Raises:
-        TransferError: The other side can't go on, or this one can't write.
+        TransferError: The other side failed, or this one can't write.
     """
     record = stream.receive()
     if record.kind != FILE:
-        raise TransferError("no file comes")
+        raise TransferError("the other side sends no file")
     with _failing_here(target):
         if target.is_dir():
             target = target / name
@@ -195,10 +195,10 @@ def receive_file(stream: Stream, target: Path, name: str, allowance: Allowance) 
 
 
 def receive_dir(stream: Stream, target: Path, allowance: Allowance) -> None:
-    """Write the tree that a stream brings into ``target``, made if absent.
+    """Write the tree of a stream into ``target``, made if absent.
 
     Raises:
-        TransferError: The other side can't go on, or this one can't write.
+        TransferError: The other side failed, or this one can't write.
     """
     with _failing_here(target):
         target.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def opened(path: Path, flags: int, mode: int = 0o777) -> Generator[int]:
 
 
 def measure(source: Path, limit_bytes: int) -> None:
-    """Look whether a file, or a directory with all in it, may be transferred at all, before anybody packs it.
+    """Check that a file, or a directory with its contents, may be transferred, before it is packed.
 
     Raises:
         TransferError: It is too large, has too many files, or is nested too deep.

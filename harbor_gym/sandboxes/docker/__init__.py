@@ -1,4 +1,4 @@
-"""Harbor's Docker environment with an owner, a short start and a certain end."""
+"""Harbor's Docker environment with an owner, a shorter start and a guaranteed removal."""
 
 from typing import TYPE_CHECKING
 

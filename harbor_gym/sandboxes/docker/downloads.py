@@ -1,7 +1,7 @@
-"""Downloads from a container, of which nothing leads to this machine's own files.
+"""Downloads from a container, in which no link leads to this machine's own files.
 
-Docker packs; a process of its own reads the archive and sends on what it holds (``archive/reader.py``); a thread
-of this one writes that, as it does for a local sandbox. No archive is ever read in this process.
+Docker packs an archive; a separate process reads it and sends its members (``archive/reader.py``); a thread of this
+process writes them, as for a local sandbox. No archive is ever read in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harbor_gym.sandboxes.archive.trees.records import ALL, Allowance, Choice, S
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import reader; sys.exit(reader.main())"
 _PLACE = Path(archive.__file__).parent
 _END_TIMEOUT_SEC = 10.0
-"""How long Docker's client may take to end once all has been read, or once nobody reads any more."""
+"""Seconds that Docker's client may take to end after its output was read or closed."""
 
 Receive = Callable[[Stream, Allowance], None]
 
@@ -66,7 +66,7 @@ class _Hangup(Exception):
 
 
 async def _download(what: tuple[str, ...], spec: dict[str, Any], receive: Receive) -> None:
-    """Let Docker pack what is there. It needs no program of the image, nor a running container."""
+    """Receive Docker's archive of a path. It needs no program of the image, nor a running container."""
     near, far = socket.socketpair()
     is_over = False
 

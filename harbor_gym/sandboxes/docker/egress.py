@@ -1,4 +1,4 @@
-"""The reason why this machine's Docker can't hold a sandbox to a list of hosts. Harbor's error does not give it."""
+"""Why this machine's Docker can't restrict a sandbox to a list of hosts, which Harbor's error does not say."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _WAYS = "get it with `docker pull` or `docker load` where there is a registry, o
 
 
 def probe_refusal(image: str) -> str:
-    """Return why Harbor's question to the daemon's kernel, asked by a container of ``image``, was not answered yes.
+    """Return why Harbor's probe of the daemon's kernel, in a container of ``image``, failed.
 
-    Blocks for as long as the daemon takes, some tenths of a second.
+    Blocks until the daemon answers, some tenths of a second.
     """
     argv = ["docker", "image", "inspect", "--format", "{{.Id}}", image]
     try:

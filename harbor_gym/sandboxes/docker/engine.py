@@ -1,4 +1,4 @@
-"""The containers, networks and volumes of one Compose project, and their certain removal."""
+"""The containers, networks and volumes of one Compose project, and their guaranteed removal."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ DAEMON_LIMITS: Mapping[str, str] = {
     "open_files_end_at_the_processs_own_limit": "the daemon's own limit holds (its setting default-ulimits)",
     **({} if Path("/sys/fs/cgroup/cgroup.controllers").exists() else _SOCKETS),
 }
-"""Behaviours of sandboxes that do not hold under a daemon as it is installed → why."""
+"""Behaviours of sandboxes that do not hold under a daemon's default settings → why."""
 
 
 async def docker(*words: str, timeout_sec: float = _COMMAND_TIMEOUT_SEC) -> tuple[int, str]:
-    """Run the Docker client; return its exit status and what it printed."""
+    """Run the Docker client; return its exit status and output."""
     return await run_tool("docker", *words, timeout_sec=timeout_sec)
 
 
@@ -41,7 +41,7 @@ async def docker(*words: str, timeout_sec: float = _COMMAND_TIMEOUT_SEC) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """One thing of a project that Docker still has."""
+    """One object of a project that Docker still has."""
 
     kind: str
     """``container``, ``network`` or ``volume``."""
@@ -67,7 +67,7 @@ async def containers_of(project: str, *, service: str | None = None, is_running:
 
 
 async def left_of(project: str, kinds: Iterable[str]) -> list[Left]:
-    """Return what Docker still has of a project.
+    """Return the objects of a project that Docker still has.
 
     Raises:
         SandboxStartError: Docker does not answer.
@@ -82,7 +82,7 @@ async def left_of(project: str, kinds: Iterable[str]) -> list[Left]:
 
 
 async def remove(things: Iterable[Left]) -> list[str]:
-    """Remove things, containers first; return what Docker reported of each that it did not remove."""
+    """Remove objects, containers first; return Docker's message for each that it did not remove."""
     refusals: list[str] = []
     for thing in sorted(things, key=lambda item: list(REMOVALS).index(item.kind)):
         code, output = await docker(*removal(thing.kind, thing.name))
@@ -92,12 +92,12 @@ async def remove(things: Iterable[Left]) -> list[str]:
 
 
 async def remove_all(project: str, kinds: Iterable[str], *, settle_sec: float) -> list[str]:
-    """Remove everything of a project; return what Docker refused to remove, and why.
+    """Remove all objects of a project; return Docker's message for each that it refused to remove.
 
     Args:
         project: The project's name.
-        kinds: Kinds of things, as :class:`Left` has them.
-        settle_sec: How long to look again for what Docker makes only now.
+        kinds: Kinds of objects, as in :class:`Left`.
+        settle_sec: Seconds in which to look again for objects that Docker is still making.
 
     Raises:
         SandboxStartError: Docker does not answer.
@@ -116,9 +116,9 @@ async def remove_all(project: str, kinds: Iterable[str], *, settle_sec: float) -
 
 
 def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Return what Compose files define of services, networks and volumes: section → name → definition.
+    """Return the services, networks and volumes in Compose files: section → name → definition.
 
-    What a file includes or extends from others is not seen.
+    Definitions that a file includes or extends from others are not seen.
     """
     found: dict[str, dict[str, Any]] = {"services": {}, "networks": {}, "volumes": {}}
     for path in paths:
@@ -131,12 +131,12 @@ def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def overlay(declared: Mapping[str, Mapping[str, Any]], main: Mapping[str, Any], networks: Mapping[str, Any]) -> str:
-    """Return a Compose file that labels everything of a project as ours and adds the settings of ``main``.
+    """Return a Compose file that labels all objects of a project as ours and adds the settings of ``main``.
 
     Args:
-        declared: The task's own, as :func:`own_services` returns it.
+        declared: The task's own definitions, as :func:`own_services` returns them.
         main: Settings of the main service.
-        networks: Definitions of networks; without labels they get ours.
+        networks: Definitions of further networks, as they are.
     """
     services: dict[str, Any] = {name: {"labels": labels()} for name in declared["services"]}
     # An init process takes SIGTERM, which `sleep infinity` as PID 1 ignores.

@@ -23,7 +23,7 @@ _SQUASH = (
     'set -e; cd "$1"; mount -t overlay overlay -o "$2" merged; shift 2; '
     'exec "$1" merged root.squashfs -comp zstd -Xcompression-level 1 -noId -noappend -quiet -no-progress'
 )
-"""Mounted in a namespace that ends with the tool. zstd's first level takes a tenth of gzip's time."""
+"""The mount ends with the tool's namespace. zstd's first level takes a tenth of gzip's time."""
 _ARCHITECTURES = {"x86_64": "2", "aarch64": "4"}
 """``uname -m`` → ``apptainer sif add --partarch``."""
 _PARTITION = ("--datatype", "4", "--parttype", "2", "--partfs", "1", "--groupid", "1")
@@ -31,11 +31,11 @@ _GENERIC_JSON = ("--datatype", "6", "--filename", CONFIG_NAME)
 
 
 async def build_sif(image: Image, target: Path) -> None:
-    """Write an image as a SIF file, in place of one that is there. It appears whole or not at all.
+    """Write an image as a SIF file, in place of an existing one. It appears whole or not at all.
 
     Args:
-        image: Held by the caller.
-        target: The file; its folder is there.
+        image: The image, which the caller holds in the cache.
+        target: The file; its folder exists.
 
     Raises:
         MissingDependencyError: A program is missing, or the machine's architecture is not known.
@@ -59,7 +59,7 @@ async def build_sif(image: Image, target: Path) -> None:
 
 
 def _prepare(folder: Path, image: Image) -> None:
-    """Name the layers shortly: what mount(2) takes as options has to fit a page, and an image may have 127."""
+    """Give the layers short names: the options of mount(2) must fit a page, and an image may have 127 layers."""
     for number, layer in enumerate(image.directories):
         (folder / str(number)).symlink_to(layer)
     for name in ("merged", "empty"):
@@ -75,7 +75,7 @@ async def _run(*argv: str) -> None:
 
 @asynccontextmanager
 async def partial_folder(directory: Path) -> AsyncGenerator[Path]:
-    """Give a folder in ``directory`` to put a file together in, removed at the end, or later where that was killed."""
+    """Yield a folder in ``directory`` for a partial file; it is removed at the end, or by a later call after a kill."""
     folder = await asyncio.to_thread(_make_folder, directory)
     try:
         yield folder

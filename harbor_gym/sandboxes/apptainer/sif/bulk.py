@@ -1,6 +1,6 @@
-"""Make the SIF files of many tasks, in parallel, and write down which task has which file.
+"""Make the SIF files of many tasks, in parallel, and list them in a manifest.
 
-What is there already is not made again, so a run that was cut off goes on where it stopped.
+Existing files are not made again, so an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MANIFEST_FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class SifTask:
-    """One task whose image is requested."""
+    """One task whose SIF file is requested."""
 
     name: str
     source: SifSource
@@ -42,7 +42,7 @@ class SifEntry:
     """One task's line of the manifest."""
 
     file: str
-    """Name in the manifest's folder; a path where the task brings a file of its own."""
+    """Name in the manifest's folder; a path if the task names a file of its own."""
 
     key: str
     made_from: str
@@ -75,17 +75,17 @@ async def build_all(
     push_to: str | None = None,
     on_result: Callable[[SifResult], None] = lambda _: None,
 ) -> list[SifResult]:
-    """Make the SIF file of every task, and push those that the registry has not got from here yet.
+    """Make the SIF file of every task, and push those that were not pushed yet.
 
-    A task that fails stops no other. The manifest is written after each, beside the files.
+    A task's failure does not stop the others. The manifest, beside the files, is written after each task.
 
     Args:
         tasks: Tasks of the same image share a file.
-        directory: The folder, made if absent: what sandboxes take as ``image_cache_dir``.
-        concurrency: So many at once.
+        directory: The folder, made if absent, which sandboxes take as ``image_cache_dir``.
+        concurrency: Number of files made at the same time.
         force: Make all anew.
         push_to: A registry, as ``oras://HOST/PATH``.
-        on_result: Called with each result as it comes.
+        on_result: Called with each result once it is known.
 
     Returns:
         The results, in the order of the tasks.
@@ -130,7 +130,7 @@ async def _make(task: SifTask, directory: Path, manifest: _Manifest, *, force: b
 
 
 def _describe(source: SifSource, image: SifImage, known: SifEntry | None) -> SifEntry:
-    """Return a file's entry; the known one, checksum included, where nothing points to another file. Blocks."""
+    """Return a file's entry; the known one, with its checksum, if name, key and size are the same. Blocks."""
     own, path = source.own_file, image.path
     name, key = (path.name, source.key()) if own is None else (str(own), "")
     size = path.stat().st_size
@@ -142,7 +142,7 @@ def _describe(source: SifSource, image: SifImage, known: SifEntry | None) -> Sif
 
 
 class _Manifest:
-    """The file that lists which task has which image. Several processes, on several machines, may write it at once."""
+    """The file that maps tasks to SIF files. Several processes, on several machines, may write it at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -160,7 +160,7 @@ class _Manifest:
             replace_text(self._path, json.dumps(document, indent=2, sort_keys=True))
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """Return the entries by task; none where the file is missing or has another layout."""
+        """Return the entries by task; none if the file is missing or has another format."""
         try:
             document = cast("dict[str, Any]", json.loads(self._path.read_text(encoding="utf-8")))
         except FileNotFoundError:

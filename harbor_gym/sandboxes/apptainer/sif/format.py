@@ -1,4 +1,4 @@
-"""Read a SIF file: where its root file system lies, and the image's configuration beside it.
+"""Read a SIF file: the offset of its root file system, and the image's configuration.
 
 Source: the Singularity Image Format specification, version 1 (github.com/apptainer/sif, pkg/sif).
 """
@@ -27,7 +27,7 @@ from harbor_gym.sandboxes.tools import find_program
 _logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "oci-config.json"
-"""The data object with the ``config`` of the OCI image; Apptainer writes one where it converts such an image."""
+"""The data object with the ``config`` of the OCI image; Apptainer writes one when it converts such an image."""
 
 _HEADER = struct.Struct("<32s10s3s3s16s8q")
 _DESCRIPTOR = struct.Struct("<i?III7q128s384s")
@@ -40,7 +40,7 @@ _SQUASHFS_HEADER = struct.Struct("<4s16xH4xH20xQ")
 _SQUASHFS_MAGIC = b"hsqs"
 _IDS_OF_BLOCK, _UNCOMPRESSED = 2048, 0x8000
 _DECOMPRESSORS: dict[int, Callable[[bytes], bytes]] = {1: zlib.decompress, 4: lzma.decompress}
-"""Of tables in files of others; our own leave theirs plain. For the rest unsquashfs lists the files."""
+"""Compression of tables in foreign files; this package's tables are uncompressed. For others unsquashfs is called."""
 _LISTED_OWNER = re.compile(r"^\S{10} +(\d+)/(\d+) ", re.MULTILINE)
 _LIST_TIMEOUT_SEC = 60.0
 _ARCHITECTURES = {"02": "x86_64", "04": "aarch64"}
@@ -52,17 +52,17 @@ class SifImage(ImageSettings):
 
     path: Path
     offset: int
-    """Where its squashfs begins, in bytes."""
+    """Offset of its squashfs, in bytes."""
 
     machine: str
-    """As ``uname -m`` prints it; empty where the file names another one."""
+    """As ``uname -m`` prints it; empty for an unknown architecture."""
 
 
 def read_sif(path: Path) -> SifImage:
     """Read a SIF file's header, and its configuration if it has one. Blocks.
 
     Raises:
-        SandboxStartError: There is none, it is no SIF file, or its root file system is no squashfs.
+        SandboxStartError: There is no such file, it is no SIF file, or its root file system is no squashfs.
     """
     try:
         with path.open("rb") as file:
@@ -141,7 +141,7 @@ def _ids(path: Path, file: IO[bytes], start: int) -> list[int]:
 
 @functools.lru_cache
 def _listed_ids(path: Path, start: int, _version: tuple[int, int]) -> tuple[int, ...]:
-    """Return the ids of a squashfs as unsquashfs lists its files, which reads every compression; each file once."""
+    """Return the ids of a squashfs from the listing of unsquashfs, which reads every compression. Cached."""
     try:
         done = ask(
             find_program("unsquashfs") or "unsquashfs", "-lln", "-offset", str(start), str(path),

@@ -21,7 +21,7 @@ from harbor_gym.sandboxes.tools import run_tool, tail
 _REFERENCE = re.compile(r"(oras|docker|library|https?)://.+")
 _PULL_TIMEOUT_SEC = 3600.0
 _PLAIN_HTTP = re.compile(r"(oras|docker)://(localhost|127\.0\.0\.1|\[::1\])[:/]")
-"""Registries of this machine itself, which have no certificate."""
+"""Registries on this machine itself, which have no certificate."""
 
 
 def is_reference(name: str) -> bool:
@@ -30,11 +30,11 @@ def is_reference(name: str) -> bool:
 
 
 async def pull(reference: str, target: Path) -> None:
-    """Fetch an image as a SIF file, converted from layers where the registry has those.
+    """Fetch an image as a SIF file, converted if the registry has its layers.
 
     Args:
-        reference: As :func:`is_reference` knows it.
-        target: The file, which appears whole or not at all; its folder is there.
+        reference: A name for which :func:`is_reference` is true.
+        target: The file, which appears whole or not at all; its folder exists.
 
     Raises:
         MissingDependencyError: There is no Apptainer.
@@ -82,7 +82,7 @@ async def _apptainer(*argv: str) -> tuple[int, str]:
 
 
 def _contained() -> tuple[str, ...]:
-    """Return what runs in front of Apptainer, so that it and its children end with this process, killed or not.
+    """Return the command in front of Apptainer that ends it and its children with this process, killed or not.
 
     The user stays the same: Apptainer looks for stored credentials in that user's home directory.
     """

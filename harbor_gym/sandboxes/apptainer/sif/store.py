@@ -1,6 +1,6 @@
 """The folder of SIF files: one for each task, made once by the first process that needs it, shared by machines.
 
-A file is named by what its image is made from, so a machine without a builder finds what another one has put there.
+A file's name is a hash of the image's source, so a machine without a builder finds the files that another one made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORMAT = 3
 _LOCK_POLL_SEC = 0.1
 _KEY_DIGITS = 32
 _NAME = "harbor-gym"
-"""Of the images in a registry; their tags are the keys."""
+"""Name of the images in a registry; their tags are the keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +39,21 @@ class SifSource:
 
     environment_dir: Path
     docker_image: str | None
-    """As the task writes it; None where its Dockerfile counts."""
+    """As the task writes it; None to build its Dockerfile."""
 
     @property
     def own_file(self) -> Path | None:
-        """The file itself, where the task names one: absolute, or beside the Dockerfile."""
+        """The task's own file, if it names one: absolute, or beside the Dockerfile."""
         name = self.docker_image
         if name is None or not name.endswith(".sif") or registry.is_reference(name):
             return None
         return self.environment_dir / Path(name).expanduser()
 
     def key(self) -> str:
-        """Return what the file is named by: a hash of the build context, or of the image's name. Blocks.
+        """Return the key in the file's name: a hash of the build context, or of the image's name. Blocks.
 
         Raises:
-            SandboxStartError: An archive that the task names is not there.
+            SandboxStartError: An archive that the task names does not exist.
         """
         text = f"{_FORMAT} {self.docker_image}"
         if self.docker_image is None or not registry.is_reference(self.docker_image):
@@ -62,7 +62,7 @@ class SifSource:
 
     @property
     def image_source(self) -> ImageSource:
-        """The same for the image store."""
+        """The source for the image store."""
         return ImageSource(self.environment_dir, docker_image=self.docker_image)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class SifSource:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A SIF file that is there."""
+    """An existing SIF file."""
 
     image: SifImage
     is_new: bool = False
@@ -95,14 +95,14 @@ async def provide_sif(
     force: bool = False,
     registry_path: str | None = None,
 ) -> Stored:
-    """Return a task's SIF file, pulled or built where the folder has none. Safe to call from several machines at once.
+    """Return a task's SIF file, pulled or built if the folder has none. Safe to call from several machines at once.
 
     Args:
-        source: What to make it from.
+        source: The image's source.
         directory: The folder, made if absent.
-        build_timeout_sec: Ceiling on the build, in seconds, the wait for another builder included.
-        force: Pull or build anew, in place of what is there.
-        registry_path: Where to look before building or pulling, as ``oras://HOST/PATH``.
+        build_timeout_sec: Ceiling on the build, in seconds, including the wait for another builder.
+        force: Pull or build anew, in place of an existing file.
+        registry_path: Registry to search before building or pulling, as ``oras://HOST/PATH``.
 
     Raises:
         MissingDependencyError: A program is missing.
@@ -152,7 +152,7 @@ async def _make(source: SifSource, target: Path, named: str | None, build_timeou
 
 
 async def _pull_if_there(reference: str, target: Path) -> SandboxStartError | None:
-    """Pull what ``sif build --push`` may have stored; return the error where it is not available."""
+    """Pull the file that ``sif build --push`` may have stored; return the error if it is not available."""
     try:
         await registry.pull(reference, target)
     except SandboxStartError as exc:

@@ -1,4 +1,4 @@
-"""The side that writes files."""
+"""The receiving side of a transfer, which writes files."""
 
 import contextlib
 import errno
@@ -28,10 +28,10 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class IntoSandbox:
-    """Files become a sandbox's: root's, with all of their modes, in place of what has their names."""
+    """Rules for files of a sandbox: root owns them, all mode bits stay, and they replace entries with their names."""
 
     directory_mode = 0o700
-    """Until it is settled."""
+    """Mode of a new directory until it is settled."""
 
     def settle_file(self, handle: int, record: Record) -> None:
         """Give a written file its owner, mode and time."""
@@ -46,14 +46,14 @@ class IntoSandbox:
         os.chown(name, 0, 0, dir_fd=place, follow_symlinks=False)
 
     def takes_link(self, target: bytes, depth: int) -> bool:
-        """Return whether a link may be made, so many directories below the tree's own."""
+        """Return whether a link may be made ``depth`` directories below the tree's own."""
         return True
 
     def clear(self, place: int, name: bytes, allowance: Allowance, depth: int = 0) -> None:
-        """Remove what has a name, with all below it.
+        """Remove the entry ``name`` of the directory ``place``, with its contents.
 
         Raises:
-            TransferError: There is too much below it.
+            TransferError: It has too many entries, or is nested too deep.
             OSError: It can't be removed.
         """
         allowance.check_depth(depth, name)
@@ -72,10 +72,10 @@ class IntoSandbox:
 
 
 class OntoHost(IntoSandbox):
-    """A sandbox's files become this process's user's.
+    """Rules for a sandbox's files on this machine, where this process's user owns them.
 
-    As with tarfile's "data" filter: without special bits, not to be written by others, and no link leads out. A
-    directory that is there already gives way to nothing.
+    As with tarfile's "data" filter: files have no special bits, others can't write to them, and no link leads out. An
+    existing directory is never replaced.
     """
 
     directory_mode = 0o777
@@ -93,13 +93,13 @@ class OntoHost(IntoSandbox):
         """Leave a link as it was made."""
 
     def takes_link(self, target: bytes, depth: int) -> bool:
-        """Take a link whose way stays inside: up first, at most to the tree's directory, then down."""
+        """Accept a link whose path stays in the tree: first up, at most to the tree's directory, then down."""
         parts = [part for part in target.split(b"/") if part not in (b"", b".")]
         ups = next((count for count, part in enumerate(parts) if part != b".."), len(parts))
         return not target.startswith(b"/") and ups <= depth and b".." not in parts[ups:]
 
     def clear(self, place: int, name: bytes, allowance: Allowance, depth: int = 0) -> None:
-        """Remove what has a name.
+        """Remove the entry ``name`` of the directory ``place``.
 
         Raises:
             OSError: It can't be removed; a directory never is.
@@ -116,13 +116,13 @@ class Receiver:
         self._rules = rules
 
     def receive_tree(self, directory: int) -> None:
-        """Write a tree's contents into a directory, which is there.
+        """Write a tree's contents into an existing directory, given by its descriptor.
 
         Raises:
-            TransferError: The other side can't go on, or it is more than is allowed.
-            SandboxGoneError: The other side found no sandbox.
-            StreamEndedError: The other side has gone away.
-            OSError: Something can't be written.
+            TransferError: The other side failed, or the tree exceeds a limit.
+            SandboxGoneError: The sandbox has ended.
+            StreamEndedError: The other side has ended.
+            OSError: An entry can't be written.
         """
         places = [directory]
         settle: list[tuple[Record, bool]] = []
@@ -172,11 +172,11 @@ class Receiver:
         return os.open(name, DIRECTORY, dir_fd=place), True
 
     def write_file(self, place: int, name: bytes, record: Record) -> None:
-        """Write the file whose content follows its record. It is not there if anything goes wrong.
+        """Write the file whose content follows its record. A failure leaves no file.
 
         Raises:
-            TransferError: The other side can't go on, or it is more than is allowed.
-            StreamEndedError: The other side has gone away.
+            TransferError: The other side failed, or the file exceeds a limit.
+            StreamEndedError: The other side has ended.
             OSError: It can't be written.
         """
         handle = self._make_file(place, name)
@@ -193,7 +193,7 @@ class Receiver:
             os.close(handle)
 
     def _make_file(self, place: int, name: bytes) -> int:
-        """Return a new file's descriptor; -1 where a directory of that name stays."""
+        """Return a new file's descriptor; -1 if a directory of that name stays."""
         try:
             return os.open(name, _NEW_FILE, 0o600, dir_fd=place)
         except FileExistsError:
@@ -204,18 +204,18 @@ class Receiver:
         return os.open(name, _NEW_FILE, 0o600, dir_fd=place)
 
     def write_content(self, handle: int, record: Record) -> None:
-        """Write the content that follows a file's record; to -1 for nowhere.
+        """Write the content that follows a file's record; with the handle -1 it is discarded.
 
         Raises:
-            TransferError: The other side can't go on, or it is more than is allowed.
-            StreamEndedError: The other side has gone away.
+            TransferError: The other side failed, or the file exceeds a limit.
+            StreamEndedError: The other side has ended.
             OSError: It can't be written.
         """
         self._allowance.take_bytes(record.size, record.body)
         while (segment := self._stream.receive()).kind == SEGMENT:
             self._allowance.check()
             if segment.size + len(segment.body) > record.size:
-                raise TransferError(f"more of {show(record.body)} comes than was announced")
+                raise TransferError(f"the other side sends more of {show(record.body)} than it announced")
             rest, offset = memoryview(segment.body), segment.size
             while rest and handle >= 0:
                 count = os.pwrite(handle, rest, offset)
@@ -239,7 +239,7 @@ class Receiver:
         self._rules.settle_link(place, name)
 
     def _make_hard_link(self, places: list[int], name: bytes, target: bytes) -> None:
-        """Give a file that has come before another name; where there is none, nothing is made."""
+        """Make a hard link to an earlier file of the tree; if there is none, make nothing."""
         *way, last = target.split(b"/")
         opened = [places[0]]
         try:

@@ -1,4 +1,4 @@
-"""The records of a transfer, and its bounds."""
+"""The records of a transfer, and its limits."""
 
 import errno
 import fnmatch
@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 MAX_ENTRIES = 200_000
-"""More than any dependency folder has; as many empty files are some ten seconds of work."""
+"""More than any dependency folder has; so many empty files take some ten seconds."""
 MAX_DEPTH = 64
-"""Each level holds one descriptor open, of which a process may have no more than 1024 for all its transfers."""
+"""Each level keeps one descriptor open; a process may have no more than 1024 for all its transfers."""
 MAX_NAME_BYTES = 255
 """Linux's NAME_MAX."""
 MAX_LINK_BYTES = 4096
@@ -18,16 +18,16 @@ MAX_LINK_BYTES = 4096
 CHUNK_BYTES = 1 << 18
 _MAX_TEXT_BYTES = MAX_NAME_BYTES + 1 + MAX_LINK_BYTES
 _MAX_TIME_NS = 1 << 62
-"""A file's time can be set beyond what 64 bits of nanoseconds hold."""
+"""A file's time may exceed 64 bits of nanoseconds."""
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 ANYTHING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 SWAPPED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
-"""What opening a name reports that has become something else since it was looked at."""
+"""Errors of opening a name that has changed its kind since it was examined."""
 
 ENTER, LEAVE, FILE, SEGMENT, FILE_END, LINK, HARD_LINK, END, ERROR = (bytes([byte]) for byte in b"dufselh.!")
 LOST = 1
-"""The size in an error's record where the sandbox itself is gone."""
+"""The size in an error's record if the sandbox itself is gone."""
 _HEADER = struct.Struct("<cIqQI")
 
 
@@ -40,11 +40,11 @@ class SandboxGoneError(TransferError):
 
 
 class StreamEndedError(Exception):
-    """The other side has gone away."""
+    """The other side has ended."""
 
 
 class Record(NamedTuple):
-    """One step of a transfer. What the numbers mean depends on the kind."""
+    """One record of a transfer. The meaning of the numbers depends on the kind."""
 
     kind: bytes
     mode: int
@@ -72,10 +72,10 @@ class Stream:
         self._in = open(handle, "rb", buffering=CHUNK_BYTES, closefd=False)  # noqa: SIM115  # the caller closes
 
     def send(self, kind: bytes, *, mode: int = 0, mtime_ns: int = 0, size: int = 0, body: bytes = b"") -> None:
-        """Send a record, in time: :meth:`flush` sends all.
+        """Send a record, which may be buffered until :meth:`flush`.
 
         Raises:
-            StreamEndedError: Nobody reads any more.
+            StreamEndedError: The other side has ended.
         """
         time = max(-_MAX_TIME_NS, min(mtime_ns, _MAX_TIME_NS))
         self._out += _HEADER.pack(kind, mode, time, size, len(body))
@@ -84,10 +84,10 @@ class Stream:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits to be sent.
+        """Send the buffered records.
 
         Raises:
-            StreamEndedError: Nobody reads any more.
+            StreamEndedError: The other side has ended.
         """
         rest = memoryview(bytes(self._out))
         self._out.clear()
@@ -101,9 +101,9 @@ class Stream:
         """Return the next record.
 
         Raises:
-            TransferError: The other side could not go on; or what it sends is no record.
-            SandboxGoneError: The other side found no sandbox.
-            StreamEndedError: The other side has gone away.
+            TransferError: The other side failed, or its bytes are no record.
+            SandboxGoneError: The sandbox has ended.
+            StreamEndedError: The other side has ended.
         """
         kind, mode, mtime_ns, size, length = _HEADER.unpack(self._read(_HEADER.size))
         if length > (CHUNK_BYTES if kind == SEGMENT else _MAX_TEXT_BYTES):
@@ -123,7 +123,7 @@ class Stream:
         return content
 
     def send_error(self, message: str, size: int = 0) -> None:
-        """Send why this side can't go on, if anybody still reads."""
+        """Send this side's failure, if the other side still reads."""
         try:
             self.send(ERROR, size=size, body=message.encode("utf-8", "replace")[:_MAX_TEXT_BYTES])
             self.flush()
@@ -132,19 +132,19 @@ class Stream:
 
 
 class Allowance:
-    """The rest of one transfer's bounds."""
+    """What remains of one transfer's limits."""
 
     def __init__(self, limit_bytes: int, check: Callable[[], None] = lambda: None) -> None:
         self._limit = self._bytes = limit_bytes
         self._entries = MAX_ENTRIES
         self.check = check
-        """Called often; raises where the transfer is to stop."""
+        """Called often; raises if the transfer must stop."""
 
     def take_entry(self, path: bytes) -> None:
         """Count an entry of a directory.
 
         Raises:
-            TransferError: It is one too many.
+            TransferError: There are too many entries.
         """
         self.check()
         self._entries -= 1
@@ -155,7 +155,7 @@ class Allowance:
         """Count a file's bytes, holes too.
 
         Raises:
-            TransferError: They are too many.
+            TransferError: There are too many bytes.
         """
         self._bytes -= count
         if self._bytes < 0:
@@ -169,34 +169,34 @@ class Allowance:
         """Refuse directories nested too deep.
 
         Raises:
-            TransferError: They are.
+            TransferError: It is nested too deep.
         """
         if depth > MAX_DEPTH:
             raise TransferError(f"{show(path)} is nested deeper than {MAX_DEPTH} directories: flatten or pack it")
 
 
 class Choice(NamedTuple):
-    """Which paths of a tree are selected, by fnmatch patterns; ``*`` matches ``/`` too."""
+    """A selection of a tree's paths by fnmatch patterns; ``*`` matches ``/`` too."""
 
     without: Collection[str] = ()
-    """As ``tar --exclude``: matched against a path from any of its directories on, and with all below."""
+    """As ``tar --exclude``: a pattern may match from any directory of the path on, and excludes all below."""
 
     include: Collection[str] = ()
-    """Where there are any, nothing but files that match; and folders that hold such."""
+    """If given, only files that match are selected, with their folders."""
 
     exclude: Collection[str] = ()
-    """Where there are any, nothing but files that don't match; and folders that hold such."""
+    """If given, only files that don't match are selected, with their folders."""
 
     protect: Collection[str] = ()
-    """Files that are selected whatever ``include`` and ``exclude`` contain, by their paths."""
+    """Paths of files that are selected regardless of ``include`` and ``exclude``."""
 
     @property
     def is_of_files(self) -> bool:
-        """Return whether only files are chosen."""
+        """Whether only files are selected."""
         return bool(self.include or self.exclude)
 
     def drops(self, path: bytes) -> bool:
-        """Return whether an entry is excluded with all that is below it."""
+        """Return whether an entry is excluded with all entries below it."""
         parts = os.fsdecode(path).split("/") if self.without else []
         ends = range(1, len(parts) + 1)
         return any(_matches("/".join(parts[start:end]), self.without) for end in ends for start in range(end))

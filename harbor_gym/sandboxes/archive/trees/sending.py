@@ -1,4 +1,4 @@
-"""The side that reads files."""
+"""The sending side of a transfer, which reads files."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ from .records import (
 
 
 class Sender:
-    """Reads files and sends them. Left out are devices, FIFOs, sockets, and what is gone when its turn comes."""
+    """Reads files and sends them, without devices, FIFOs, sockets, and entries that have disappeared meanwhile."""
 
     def __init__(self, stream: Stream, allowance: Allowance, choice: Choice = ALL) -> None:
         self._stream = stream
@@ -41,9 +41,9 @@ class Sender:
             directory: Its descriptor, open for reading.
 
         Raises:
-            TransferError: It is more than is allowed.
-            StreamEndedError: Nobody reads any more.
-            OSError: Something can't be read.
+            TransferError: The tree exceeds a limit.
+            StreamEndedError: The other side has ended.
+            OSError: An entry can't be read.
         """
         self._send_contents(directory, b"", 0)
         self._stream.send(END)
@@ -53,8 +53,8 @@ class Sender:
         """Send one regular file, and the end.
 
         Raises:
-            TransferError: It is more than is allowed.
-            StreamEndedError: Nobody reads any more.
+            TransferError: The file exceeds a limit.
+            StreamEndedError: The other side has ended.
             OSError: It can't be read.
         """
         self._send_open_file(handle, os.fstat(handle), name, name)
@@ -122,7 +122,7 @@ class Sender:
             self._stream.send(LEAVE)
 
     def _send_waiting(self) -> None:
-        """Enter the directories on the way to what is sent next."""
+        """Send the records of the directories above the next entry."""
         for name, status in self._waiting:
             self._stream.send(ENTER, mode=stat.S_IMODE(status.st_mode), mtime_ns=status.st_mtime_ns, body=name)
         self._waiting.clear()
@@ -146,12 +146,12 @@ class Sender:
                 self._allowance.check()
                 self._stream.send(SEGMENT, size=offset, body=content)
                 offset += len(content)
-        # It may have become shorter; what it has grown by stays out.
+        # The file may have become shorter; bytes by which it has grown are left out.
         self._stream.send(FILE_END, size=min(size, os.fstat(handle).st_size))
 
 
 def _read_unsized(handle: int) -> bytes:
-    """Read a file that claims to be empty, as the kernel's own do in /proc and /sys."""
+    """Read a file of size 0, which may have content, as in /proc and /sys."""
     try:
         return os.read(handle, CHUNK_BYTES)
     except OSError:
@@ -159,14 +159,14 @@ def _read_unsized(handle: int) -> bytes:
 
 
 def _data(handle: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield where a file has data, up to a size; the rest is holes."""
+    """Yield the ranges of a file with data, up to a size; the rest is holes."""
     offset = 0
     while offset < size:
         try:
             start = os.lseek(handle, offset, os.SEEK_DATA)
             offset = os.lseek(handle, start, os.SEEK_HOLE)
         except OSError as exc:
-            if exc.errno != errno.ENXIO:  # a file system that has no such call
+            if exc.errno != errno.ENXIO:  # the file system does not support it
                 yield offset, size
             return
         yield start, min(offset, size)

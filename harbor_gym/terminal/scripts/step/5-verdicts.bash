@@ -215,7 +215,7 @@ examine_name() {
 }
 
 # True when all keys have been read, answered and drawn: no process has acted since, and none will before more is typed.
-# A reader with a time-out has other work to do; in a full-screen program that is not waited for.
+# A reader with a time-out has other work to do, which is waited for only briefly, and only in a full-screen program.
 has_settled() {
     local before wanted settling=$settle_next
     settle_next=$settle_sec
