@@ -280,7 +280,7 @@ async def test_a_policy_that_stops_calling_tools_is_verified_and_not_truncated(t
 async def test_what_is_no_end_of_the_policys_is_refused_and_the_episode_goes_on(task: Path, reason: EndReason) -> None:
     async with make_env(task) as env:
         await env.reset()
-        with pytest.raises(UsageError, match="no end that a policy brings about"):
+        with pytest.raises(UsageError, match="finish takes completed or no_tool_call, got"):
             await env.finish(reason)
         assert not (await env.step(TRUE)).done
 
