@@ -1,4 +1,4 @@
-"""Facts about a Dockerfile that are needed before a builder reads it: its bases, and whether it has here-documents."""
+"""Read a Dockerfile before a builder does: its base images, and whether it has here-documents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OWNER_OF_BUILD = "{{.DefaultMountsFilePath}}"
-"""Where ``buildah inspect`` shows what :func:`owned_build` has put into a working container's state."""
+"""The template of ``buildah inspect`` that shows the path which :func:`owned_build` has set."""
 
 _DIRECTIVE = re.compile(r"\s*#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
 _NAME_AND_REST = re.compile(r"\s*(\S+)(?:\s+(.*))?", re.DOTALL)
@@ -19,17 +19,17 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^}]*))?\})")
 _MOUNT_FROM = re.compile(r"[=,]from=([^,]+)")
 _HEREDOC_WORD = re.compile(r"\d*<<(-?)\s*([^<]+)")
 _SHELL_WORD = re.compile(r"""(?:<<\s*|"(?:\\.|[^"\\])*"|'[^']*'|\\.|\S)++""", re.DOTALL)
-"""A word as a shell splits it, quotes left in place. ``<<`` takes the blanks after it along, as BuildKit has it."""
+"""A word as a shell splits it, with its quotes. ``<<`` includes the blanks after it, as in BuildKit."""
 _WITH_HEREDOCS = ("RUN", "COPY", "ADD")
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction with its continuation lines put together, comments among them left out."""
+    """One instruction with its continuation lines joined, without comments among them."""
 
     text: str
     places: Sequence[int]
-    """Where in the file each character of ``text`` is."""
+    """Index in the file of each character of ``text``."""
 
     heredocs: int
 
@@ -39,11 +39,11 @@ class Instruction:
         return self.text.split(maxsplit=1)[0].upper()
 
     def words(self) -> list[tuple[str, int]]:
-        """Return the words after the name, each with where it begins in ``text``."""
+        """Return the words after the name, each with its index in ``text``."""
         return [(found[0], found.start()) for found in re.finditer(r"\S+", self.text)][1:]
 
     def span(self, start: int, length: int) -> tuple[int, int]:
-        """Return from where to where in the file a part of ``text`` is written."""
+        """Return the start and the end in the file of a part of ``text``."""
         return self.places[start], self.places[start + length - 1] + 1
 
 
@@ -54,11 +54,11 @@ class _Reference:
     name: str
     start: int
     end: int
-    """Where it is written in the file."""
+    """Indices in the file."""
 
 
 def base_references(text: str) -> list[str]:
-    """Return the images a Dockerfile starts from or copies from, each once, its own stages and scratch left out."""
+    """Return the images that a Dockerfile starts or copies from, each once, without its own stages and scratch."""
     return list(dict.fromkeys(reference.name for reference in _references(text)))
 
 
@@ -73,7 +73,7 @@ def replace_references(text: str, replacements: dict[str, str]) -> str:
 
 
 def alternative(environment_dir: Path) -> str:
-    """Return a hint at the Dockerfile beside a prebuilt image that is not available; empty where there is none."""
+    """Return a hint at the Dockerfile beside a prebuilt image that is not available; empty if there is none."""
     path = environment_dir / "Dockerfile"
     return f"{path} can be built instead: the sandbox option build_dockerfile=true" if path.is_file() else ""
 
@@ -91,10 +91,10 @@ class Stage:
     """One FROM."""
 
     base: str
-    """What it starts from, variables replaced: an image, ``scratch``, or an earlier stage in lower case."""
+    """Its base, with variables replaced: an image, ``scratch``, or an earlier stage in lower case."""
 
     name: str
-    """What it is called, in lower case; empty if nothing."""
+    """Its name in lower case; empty if it has none."""
 
 
 def stages(text: str) -> list[Stage]:
@@ -134,18 +134,18 @@ def _references(text: str) -> Iterator[_Reference]:
                 names.append(found[0].name)
             continue
         for name, start in copied_from(instruction):
-            # What a variable stands for in a stage only the builder knows.
+            # Only the builder knows the value of a variable in a stage.
             if not is_stage(name, names) and "$" not in name:
                 yield _reference(instruction, name, start, len(name))
 
 
 def is_stage(name: str, names: Sequence[str]) -> bool:
-    """Return whether a name to copy from is that of a stage or its number, of those begun so far."""
+    """Return whether a name to copy from is the name or number of a stage in ``names``."""
     return name.lower() in names or (name.isdecimal() and int(name) < len(names))
 
 
 def copied_from(instruction: Instruction) -> Iterator[tuple[str, int]]:
-    """Yield what an instruction's options take files from, each with where it begins in the instruction's text."""
+    """Yield the names from which an instruction's options copy, each with its index in the instruction's text."""
     name = instruction.name
     for word, start in instruction.words():
         if not word.startswith("--"):
@@ -187,8 +187,8 @@ def _expand(value: str, arguments: dict[str, str]) -> str:
 def instructions(text: str) -> Iterator[Instruction]:
     """Read a file as BuildKit's parser does.
 
-    Source: frontend/dockerfile/parser of BuildKit. Where that refuses a file, this takes what may be meant: the builder
-    will report what is wrong.
+    Source: frontend/dockerfile/parser of BuildKit. A file that BuildKit refuses is read as well as possible: the
+    builder will report the error.
     """
     lines = [(found.start(), found[0].rstrip("\r\n")) for found in re.finditer(r"[^\n]+\n?|\n", text)]
     escape = _escape_character(line for _, line in lines)
@@ -219,7 +219,7 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def _escape_character(lines: Iterator[str]) -> str:
-    """Return what continues a line: a backslash, or what a directive in the first lines sets."""
+    """Return the character that continues a line: a backslash, or that of a directive in the first lines."""
     for line in lines:
         directive = _DIRECTIVE.fullmatch(line.lstrip("\ufeff"))
         if directive is None:
@@ -230,19 +230,19 @@ def _escape_character(lines: Iterator[str]) -> str:
 
 
 def _skip_heredocs(logical: str, following: list[str]) -> list[int]:
-    """Return for each here-document of an instruction how many of the following lines are its body and its end."""
+    """Return for each here-document of an instruction the number of following lines that belong to it."""
     ends: list[int] = []
     for name, is_chomped in _heredocs(logical):
         rest = following[sum(ends) :]
         found = [number for number, line in enumerate(rest) if (line.lstrip("\t") if is_chomped else line) == name]
         if not found:
-            break  # an arithmetic shift, say: nothing ends it, so it is none
+            break  # no line ends it, so it is no here-document: an arithmetic shift, for example
         ends.append(found[0] + 1)
     return ends
 
 
 def _heredocs(logical: str) -> Iterator[tuple[str, bool]]:
-    """Yield the word that ends each here-document of an instruction, and whether tabs before it do not count."""
+    """Yield the word that ends each here-document of an instruction, and whether tabs before it are ignored."""
     head = _NAME_AND_REST.fullmatch(logical)
     assert head is not None
     name, rest = head[1].upper(), head[2] or ""
@@ -256,7 +256,7 @@ def _heredocs(logical: str) -> Iterator[tuple[str, bool]]:
 
 
 def _unquoted(word: str) -> str:
-    """Take the quotes off one word; nothing if it is none."""
+    """Return one word without its quotes; empty if it is not exactly one word."""
     try:
         words = shlex.split(word)
     except ValueError:
@@ -265,7 +265,7 @@ def _unquoted(word: str) -> str:
 
 
 def is_json(rest: str) -> bool:
-    """Return whether what follows an instruction's name is a list of words, flags before it left out."""
+    """Return whether an instruction's arguments, after its flags, are a JSON list."""
     arguments = re.sub(r"^(--\S+\s+)*", "", rest)
     try:
         return isinstance(json.loads(arguments), list)
@@ -274,13 +274,13 @@ def is_json(rest: str) -> bool:
 
 
 def owned_build(folder: str) -> tuple[str, ...]:
-    """Return the words that start ``buildah bud`` so that a reaper knows the owner of a killed build's leftovers.
+    """Return the command for ``buildah bud`` by which a reaper knows the owner of a killed build's leftovers.
 
-    A build gives its working containers names of its own, and no label; the path of the file that lists default mounts
-    is the one thing of the caller's that each keeps. The file is made, and lists none. Temporary files go there.
+    buildah names a build's working containers itself, without labels; the only setting of the caller that each keeps is
+    the path of the file of default mounts. An empty one is made in ``folder``, which is also for temporary files.
 
     Args:
-        folder: The build's temporary folder, which has its owner in its name.
+        folder: The build's temporary folder, with its owner in its name.
     """
     path = Path(folder) / "mounts.conf"
     path.touch()

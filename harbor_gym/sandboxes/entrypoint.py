@@ -1,7 +1,7 @@
-"""An image's ENTRYPOINT without Docker: run as Harbor's Docker runs it, with a command of ours for an argument.
+"""Run an image's ENTRYPOINT without Docker as Harbor's Docker does, with a command of ours as its arguments.
 
-Harbor replaces an image's CMD by a command that keeps the container alive, so CMD runs nowhere; an ENTRYPOINT runs,
-starts its services, and ends with ``exec "$@"``. A namespaced sandbox lives without that command, which ends at once.
+Harbor replaces an image's CMD by a command that keeps the container alive, so CMD never runs; an ENTRYPOINT runs,
+starts its services, and ends with ``exec "$@"``. A namespaced sandbox needs no such command: ours ends at once.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.piped import PipedCommand
 
 _HANDOVER_TIMEOUT_SEC = 5.0
-"""Enough for a service's start. An ENTRYPOINT that never executes its arguments costs each start this much."""
+"""Enough for a service's start. An ENTRYPOINT that never executes its arguments delays each start by this."""
 _SETTLE_LIMIT_SEC = 10.0
-"""Services that never come to rest cost each start this much."""
+"""Services that never become idle delay each start by this."""
 _ANSWER_SEC = 30.0
 _MAX_OUTPUT_BYTES = 64 << 10
 _LAST_BYTES = 2000
 _READ_BYTES = 1 << 14
 
 _WAIT_FOR_NOBODY = "case $PPID in 0 | 1) ;; *) exec sleep infinity ;; esac"
-"""Harbor's own command, but only where a living parent waits for its end (tini, a shell that did not ``exec``).
+"""Harbor's own command, but only if a living parent waits for its end (tini, a shell that did not ``exec``).
 
-Where the ENTRYPOINT has executed its arguments, the parent is the supervisor, outside of the PID namespace (0), or the
-first process, which waits for nobody (1): a process that does nothing is one more for the policy to take over.
+If the ENTRYPOINT has executed its arguments, the parent is the supervisor, outside of the PID namespace (0), or the
+first process (1), and neither needs an idle process, which the policy could take over.
 """
 
 _logger = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class Entrypoint:
     """One sandbox's running ENTRYPOINT. It ends with the sandbox.
 
     Args:
-        argv: The image's words.
-        log: Where to write what it printed, when it is over; the first 64 KiB.
+        argv: The image's ENTRYPOINT.
+        log: The file for the first 64 KiB of its output, written after its end.
     """
 
     def __init__(self, argv: Sequence[str], log: Path) -> None:
@@ -52,7 +52,7 @@ class Entrypoint:
         self._log = log
         self._output = bytearray()
         self._reached = asyncio.Event()
-        """Its arguments were executed, or it is over."""
+        """Set when it has executed its arguments, or has ended."""
         self._hands_over = False
         self._reading: asyncio.Task[None] | None = None
         self._command: PipedCommand | None = None
@@ -61,10 +61,10 @@ class Entrypoint:
         """Start it, and return when it has executed its arguments, or after 5 s.
 
         Args:
-            run: Starts a command in the sandbox, both outputs on its ``stdout``.
+            run: Starts a command in the sandbox, with both outputs on its ``stdout``.
 
         Raises:
-            SandboxStartError: It ended before. One that ends with its arguments is well: what it started lives on.
+            SandboxStartError: It ended without executing its arguments.
         """
         self._command = await run(self.argv)
         self._reading = asyncio.create_task(self._read(self._command), name="harbor-gym-entrypoint")
@@ -86,7 +86,7 @@ class Entrypoint:
             )
 
     async def stop(self) -> None:
-        """Wait for its end, stop reading and write the log, for a sandbox that is over. Idempotent."""
+        """Wait for its end, stop reading and write the log, after the sandbox was stopped. Idempotent."""
         if self._reading is None or self._command is None:
             return
         await cancel_and_wait(self._reading)
@@ -116,15 +116,15 @@ class Entrypoint:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What an ENTRYPOINT left running."""
+    """The services that an ENTRYPOINT left running."""
 
     waited_sec: float
     are_quiet: bool
-    """Whether they had settled by then."""
+    """Whether they were idle after that time."""
 
     @property
     def note(self) -> str:
-        """How long was waited for them, for people."""
+        """A sentence on the waiting time, for people."""
         end = "" if self.are_quiet else ", and they were still busy"
         return f"the image's entrypoint starts services; waited {self.waited_sec:.1f} s{end}"
 
@@ -134,13 +134,13 @@ class _CleanUp(Protocol):
 
 
 async def await_services(clean_up: _CleanUp) -> Services | None:
-    """Return when what an ENTRYPOINT left running is quiet, or after 10 s; None, at once, where nothing is.
+    """Wait until the services of an ENTRYPOINT are idle, at most 10 s; return None at once if there are none.
 
     Args:
-        clean_up: A running sandbox's.
+        clean_up: The ``clean_up`` of a running sandbox.
 
     Raises:
-        SandboxError: The sandbox can't be looked at, or is gone.
+        SandboxError: The sandbox can't be examined, or is gone.
     """
     limits = {"limit_sec": _SETTLE_LIMIT_SEC}
     answer = await clean_up("settle", limits, timeout_sec=_SETTLE_LIMIT_SEC + _ANSWER_SEC)

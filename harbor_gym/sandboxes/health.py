@@ -1,4 +1,4 @@
-"""HEALTHCHECK of an image: a sandbox is ready when its check succeeds, as with Compose's ``--wait``.
+"""The HEALTHCHECK of an image: a sandbox is ready when its check succeeds, as with Compose's ``--wait``.
 
 Source: the Docker Engine's daemon/health.go.
 """
@@ -30,17 +30,17 @@ class Healthcheck:
     interval_sec: float = _DEFAULT_SEC
     timeout_sec: float = _DEFAULT_SEC
     start_period_sec: float = 0.0
-    """In it failures don't count."""
+    """Seconds in which failures don't count."""
 
     start_interval_sec: float = _DEFAULT_START_INTERVAL_SEC
-    """The pause in the start period."""
+    """Pause between checks in the start period."""
 
     retries: int = _DEFAULT_RETRIES
-    """So many failures in a row are the end."""
+    """Failures in a row after which the image is unhealthy."""
 
 
 def healthcheck_of(config: Mapping[str, Any]) -> Healthcheck | None:
-    """Read the HEALTHCHECK of an image's configuration; None where it has none, or switched its base's off."""
+    """Read the HEALTHCHECK of an image's configuration; None if it has none, or disabled its base's."""
     found = config.get("Healthcheck") or {}
     match found.get("Test") or ["NONE"]:
         case ["CMD", *words] if words:
@@ -60,7 +60,7 @@ def healthcheck_of(config: Mapping[str, Any]) -> Healthcheck | None:
 
 
 def healthcheck_config(check: Healthcheck | None) -> dict[str, Any]:
-    """Return what :func:`healthcheck_of` reads as ``check``."""
+    """Return a configuration that :func:`healthcheck_of` reads as ``check``."""
     if check is None:
         return {}
     times = {
@@ -80,14 +80,14 @@ def _seconds(found: Mapping[str, Any], name: str) -> float:
 async def await_health(
     healthcheck: Healthcheck, check: Check, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Return when the check succeeds.
+    """Wait until the check succeeds.
 
-    Docker waits an interval before the first one. Here one comes at once besides, whose failure does not count.
+    Docker waits an interval before the first check. Here one more runs at once, whose failure does not count.
 
     Args:
-        healthcheck: What to heed.
-        check: Runs it.
-        sleep: Waits; for tests.
+        healthcheck: The times and limits.
+        check: Runs the check.
+        sleep: Waits between checks; tests replace it.
 
     Raises:
         TaskError: It failed as often as the image allows.
@@ -106,7 +106,7 @@ async def await_health(
 
 
 def unhealthy(healthcheck: Healthcheck, failures: int, status: int, output: str) -> TaskError:
-    """Return the error of an image whose check failed too often: so many times, the last time so."""
+    """Return the error of an image whose check failed too often, with the last status and output."""
     return TaskError(
         f"the image is unhealthy: its HEALTHCHECK {list(healthcheck.argv)} failed {failures} times in a row, "
         f"at last with status {status}: {output.strip()[-_LAST_CHARACTERS:]}"

@@ -1,4 +1,4 @@
-"""The part of an OCI image's ``config`` that its sandboxes heed, whatever the image's files are kept in.
+"""The settings of an OCI image's ``config`` that its sandboxes use, for every form of image.
 
 Source: the OCI image specification's config.md, with Docker's HEALTHCHECK.
 """
@@ -17,25 +17,25 @@ class ImageSettings:
     """An image's defaults for the commands of its sandboxes."""
 
     env: dict[str, str] = field(default_factory=dict[str, str])
-    """ENV."""
+    """Variables set by ENV."""
 
     workdir: str = "/"
-    """WORKDIR."""
+    """Working directory set by WORKDIR."""
 
     user: str = "0"
-    """USER as written: name or uid, maybe with a group."""
+    """USER as written: name or uid, possibly with a group."""
 
     entrypoint: tuple[str, ...] = ()
-    """ENTRYPOINT."""
+    """The words of ENTRYPOINT."""
 
     healthcheck: Healthcheck | None = None
-    """HEALTHCHECK."""
+    """The check set by HEALTHCHECK."""
 
     volumes: tuple[str, ...] = ()
-    """VOLUME. As nothing of a sandbox outlives it, they are directories like others."""
+    """Directories set by VOLUME. A sandbox treats them as ordinary ones, as none of its files outlives it."""
 
     high_ids: tuple[int, ...] = ()
-    """The uids and gids above 65535 that files of the image have, in order; none where they can't be read."""
+    """The uids and gids above 65535 of files in the image, in order; empty if they can't be read."""
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from harbor_gym._runtime.owners import owner_label, run_id
 OWNER_LABEL = "harbor_gym.owner"
 RUN_LABEL = "harbor_gym.run"
 IMAGE_LABEL = "harbor_gym.image"
-"""On images that are kept from one reset to the next; any may be removed when no container uses it."""
+"""Label of images that are kept from one reset to the next; any may be removed when no container uses it."""
 
 PROJECT_LABEL = "com.docker.compose.project"
 
@@ -20,10 +20,10 @@ REMOVALS = {
 
 
 def labels() -> dict[str, str]:
-    """Return the labels that everything of this process carries."""
+    """Return the labels of all Docker objects of this process."""
     return {OWNER_LABEL: owner_label(), RUN_LABEL: run_id()}
 
 
 def removal(kind: str, name: str) -> list[str]:
-    """Return the Docker client's words that remove one thing."""
+    """Return the Docker client's arguments that remove one object."""
     return [*REMOVALS[kind], name]

@@ -1,7 +1,7 @@
-"""Harbor's Docker environment with an owner, a short start and a certain end.
+"""Harbor's Docker environment with an owner, a shorter start and a guaranteed removal.
 
-A start goes by Compose as under Harbor, without the commands that have nothing to do. Which these are follows from the
-arguments that Harbor gives to Compose: tests/unit/episode/test_harbor_patches.py fails where a new Harbor gives others.
+A start uses Compose as under Harbor, without its superfluous commands, which are recognised by the arguments that
+Harbor passes to Compose: tests/unit/episode/test_harbor_patches.py fails if a new Harbor passes others.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ type _Compose = Callable[[list[str]], Coroutine[Any, Any, ExecResult]]
 
 @declares_options
 class DockerEnvironment(HarborDockerEnvironment):
-    """Run a task in Docker as Harbor does, with less waiting and nothing left behind.
+    """Run a task in Docker as Harbor does, with less waiting and without leftovers.
 
-    Everything carries the labels of run and owner, so that a reaper finds what a killed process left. A task of one
-    container shares one network with the other sandboxes of its process, from which it can't reach them, or has none
-    under ``no-network``; a task with a Compose file of its own has its own network, as under Harbor. The shared one
-    goes when the process ends. The image of a Dockerfile is kept from one start to the next. Commands go to the
-    container past Compose, and one that is cancelled or out of time is dead. Nothing that is downloaded leads to this
-    machine's own files.
+    All Docker objects have labels of run and owner, by which a reaper finds those of a killed process. A task of one
+    container shares one network with the other sandboxes of its process, in which they can't reach each other, or has
+    none under ``no-network``; a task with a Compose file of its own has its own network, as under Harbor. The shared
+    network is removed when the process ends. The image of a Dockerfile is kept from one start to the next. Commands
+    bypass Compose, and one that is cancelled or out of time is killed. No downloaded link leads to this machine's own
+    files.
 
-    A ``setup_command`` runs once, in a container of its own, and the image that is made of it is kept too (label
-    ``harbor_gym.image``); sandboxes of one image, command and network share it. It runs at each start where such an
-    image would not hold all of its work: with a Compose file, mounts or declared volumes.
+    A ``setup_command`` runs once, in a container of its own, and the resulting image is kept too (label
+    ``harbor_gym.image``); sandboxes of one image, command and network share it. It runs at each start if an image could
+    not hold all of its work: with a Compose file, mounts or declared volumes.
 
-    Harbor mounts its log folders from the trial's directory of this machine, where a link planted inside would read as
-    a file of this machine. Here they are the container's, or mounted from a temporary folder where a task has a
+    Harbor mounts its log folders from the trial's directory on this machine, where a link made in the sandbox could
+    lead to a file of this machine. Here they are in the container, or mounted from a temporary folder if a task has a
     Compose file, and are downloaded: the environment reports that it is not ``mounted``.
 
-    It serves a task's separate verifier too. Windows containers, which need a host of Windows, are refused by Harbor.
+    It also runs a task's separate verifier. Harbor refuses Windows containers, which need a Windows host.
     """
 
     known_failures: ClassVar[Mapping[str, str]] = {
@@ -91,7 +91,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         "no_program_inside_takes_part_in_directory_calls": "Harbor asks for them by the container's own shell",
         "a_set_up_runs_with_the_images_programs": "a container has no second root for a later step's set-up",
     }
-    """stderr as under Harbor, whose callers may rely on the order; the others are what containers leave open."""
+    """stderr is as under Harbor, whose callers may rely on the order; the others are limits of containers."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class DockerEnvironment(HarborDockerEnvironment):
         Args:
             environment_dir: Harbor's.
             *args: Harbor's.
-            setup_command: Shell text for root, run before anything else comes into the sandbox.
-            build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
+            setup_command: Shell text that root runs before files are copied into the sandbox.
+            build_dockerfile: Build the task's Dockerfile, if it has one, even if the task names a ``docker_image``.
             **kwargs: Harbor's.
 
         Raises:
@@ -116,7 +116,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         if setup_command is not None and not setup_command.strip():
             raise UsageError("sandbox option setup_command is empty")
         own_file = Path(environment_dir) / COMPOSE_FILE_NAME
-        # Harbor's own constructor asks for capabilities, which follow from this.
+        # Harbor's own constructor reads the capabilities, which depend on this.
         self._is_plain = not kwargs.get("extra_docker_compose") and not own_file.exists()
         self._container: str | None = None
         self._look: ImageInfo | None = None
@@ -138,7 +138,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         return _sanitize_docker_compose_project_name(self.session_id)
 
     async def is_up(self) -> bool:
-        """Return whether Docker runs the main container, whatever runs in it."""
+        """Return whether Docker runs the main container, without running a command in it."""
         return bool(await engine.containers_of(self._project, service=MAIN, is_running=True))
 
     # --- start ---------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class DockerEnvironment(HarborDockerEnvironment):
 
         Raises:
             SandboxStartError: Docker refuses, the main container ended at once, or the set-up command failed.
-            TaskError: The image is unhealthy, or has not its USER or the working directory that the task declares.
+            TaskError: The image is unhealthy, or lacks its USER or the task's working directory.
             RuntimeError: Compose failed; Harbor's own error.
         """
         reaper.reap_in_background(in_docker=True)
@@ -166,7 +166,7 @@ class DockerEnvironment(HarborDockerEnvironment):
 
     @property
     def shares_setup(self) -> bool:
-        """Whether the started sandbox stands on files that a set-up command wrote once for many."""
+        """Whether the started sandbox uses files that a set-up command wrote once for many sandboxes."""
         return self._set_up_image is not None
 
     @override
@@ -181,7 +181,7 @@ class DockerEnvironment(HarborDockerEnvironment):
 
     @override
     async def _validate_image_os(self, image_name: str) -> None:
-        """Look at the image once: its system, and whether a start must wait for its health check."""
+        """Check the image's system, and note whether a start must wait for its health check."""
         self._look = await self._find_image(image_name)
         if self._look is None:
             return  # a prebuilt image that `up` will pull, or one under a name that a Compose file gives
@@ -212,7 +212,7 @@ class DockerEnvironment(HarborDockerEnvironment):
             raise
 
     async def _run_shortened(self, command: list[str], run: _Compose, *, check: bool) -> ExecResult:
-        """Run one of Harbor's Compose commands, or what does the same in less time."""
+        """Run one of Harbor's Compose commands, or a faster equivalent."""
         match command:
             case ["build"]:
                 return await self._build(run)
@@ -221,7 +221,7 @@ class DockerEnvironment(HarborDockerEnvironment):
             case ["up", *options]:
                 return await self._up(options, run)
             case ["down", "--rmi", *_] if self._is_plain:
-                return _DONE  # one container, which is removed as what is left
+                return _DONE  # one container, which stop() removes
             case ["down", "--rmi", *_]:
                 grace = str(engine.STOP_GRACE_SEC)
                 return await run(["down", "--rmi", "local", "--volumes", "--remove-orphans", "--timeout", grace])
@@ -247,7 +247,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         return result
 
     async def _up(self, options: Sequence[str], run: _Compose) -> ExecResult:
-        # Waiting for health polls twice a second, also where nothing reports health.
+        # Waiting for health polls twice a second, even if the image has no health check.
         wait = [] if self._is_plain and not self._has_healthcheck else ["--wait"]
         words = ["up", *(word for word in options if word != "--wait"), *wait]
         shares_network = self._switches_network and self._needs_network
@@ -273,9 +273,9 @@ class DockerEnvironment(HarborDockerEnvironment):
                 return result
 
     async def _restore(self, answer: str, run: _Compose) -> bool:
-        """Make again what was removed since the last start; return whether anything was.
+        """Make a network or image again that was removed since the last start; return whether one was.
 
-        Looking each time would cost more than the container does.
+        Checking before each start would cost more than the container does.
         """
         if SHARED_NETWORK.is_missing(answer):
             await SHARED_NETWORK.make(anew=True)
@@ -310,14 +310,14 @@ class DockerEnvironment(HarborDockerEnvironment):
                 process, timeout_sec=timeout_sec, stdin_data=stdin_data
             )
         except asyncio.CancelledError:
-            # Harbor leaves it running, and what it makes from now on nobody would take down.
+            # Harbor leaves it running: containers that it starts from now on would stay.
             await shielded(launch.end_client(process))
             raise
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     async def _set_up_once(self) -> bool:
-        """Ensure the set-up command's image, where one can be made; return whether the sandbox is to stand on one."""
+        """Make the set-up command's image if possible and missing; return whether the sandbox uses one."""
         if self._setup_command is None or self._look is None or not self._shares_setup_image or self._look.has_volumes:
             return False
         has_network = self.network_policy.network_mode is not NetworkMode.NO_NETWORK
@@ -350,12 +350,12 @@ class DockerEnvironment(HarborDockerEnvironment):
 
     @property
     def _shares_setup_image(self) -> bool:
-        """Whether an image made in a container of its own holds all that a set-up command could do in the sandbox."""
+        """Whether an image made in a container of its own can hold all the work of a set-up command."""
         return self._switches_network and not self._mounts_of_this_machine and self._effective_gpus == 0
 
     @property
     def _bounds(self) -> list[str]:
-        """The words of ``docker run`` that limit what a container may take of the machine."""
+        """The options of ``docker run`` that limit a container's use of the machine."""
         cpus = self._resource_limit_value("cpu", auto_mode=ResourceMode.LIMIT)
         memory_mb = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)
         words = [] if cpus is None else ["--cpus", str(float(cpus))]
@@ -367,13 +367,13 @@ class DockerEnvironment(HarborDockerEnvironment):
     def _requires_egress_control(  # pyright: ignore[reportIncompatibleMethodOverride]  # static in Harbor, called on self
         self, *, startup_network_policy: NetworkPolicy, phase_network_policies: Sequence[NetworkPolicy]
     ) -> bool:
-        """Ask for Harbor's sidecar, whose images need a registry, only where a network can't just be taken away."""
+        """Use Harbor's sidecar, whose image needs a registry, only where disconnecting the network is not enough."""
         modes = {policy.network_mode for policy in (startup_network_policy, *phase_network_policies)}
         return NetworkMode.ALLOWLIST in modes or (not self._is_plain and modes != {NetworkMode.PUBLIC})
 
     @override
     def validate_network_policy_support(self, network_policy: NetworkPolicy | None = None) -> None:
-        """Do what Harbor does, and report why a network can't be held to what the task declares.
+        """Do as Harbor, and report why a network can't be restricted as the task declares.
 
         Raises:
             ValueError: It can't; Harbor's own error.
@@ -432,7 +432,7 @@ class DockerEnvironment(HarborDockerEnvironment):
     def _docker_compose_paths(self) -> list[Path]:
         paths = super()._docker_compose_paths
         if self._overlay_dir is not None:
-            # Before the task's own file, which has the last word.
+            # Before the task's own file, which takes precedence.
             base = {self._DOCKER_COMPOSE_BUILD_PATH, self._DOCKER_COMPOSE_PREBUILT_PATH}
             place = next(index for index, path in enumerate(paths) if path in base)
             paths.insert(place + 1, Path(self._overlay_dir.name) / "overlay.json")
@@ -459,7 +459,7 @@ class DockerEnvironment(HarborDockerEnvironment):
 
     @property
     def _keeps_image(self) -> bool:
-        """Whether the image's name identifies all that it is built from; Compose files can bring more into a build."""
+        """Whether the image's name identifies all sources of its build; Compose files can add further ones."""
         return self._is_plain and not self._use_prebuilt
 
     @staticmethod
@@ -481,7 +481,7 @@ class DockerEnvironment(HarborDockerEnvironment):
 
     @override
     async def _write_resources_compose_file(self) -> Path:
-        # Harbor has just decided on the image, and no Compose command has run yet.
+        # At this point Harbor has chosen the image, and no Compose command has run yet.
         self._write_overlay()
         written = await super()._write_resources_compose_file()
         theirs, ours = self._resources_compose_temp_dir, self._temporary_dir("resources")
@@ -498,7 +498,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         return [item for item in self._mounts if not (self._is_plain and item in self._log_mounts)]
 
     def _share_logs(self) -> None:
-        """Give the log folders that Compose files may share among services a place that nobody reads."""
+        """Move log folders, which Compose files may share among services, to a folder that this process never reads."""
         if self._is_plain or not self._log_mounts or self._logs_dir is not None:
             return
         self._logs_dir = self._temporary_dir("logs")
@@ -509,7 +509,7 @@ class DockerEnvironment(HarborDockerEnvironment):
             folder.chmod(0o777)
             moved[mount["target"]] = {**mount, "source": str(folder)}
         self._mounts = [moved.get(item["target"], item) if item in self._log_mounts else item for item in self._mounts]
-        # Since 0.25 Harbor tells a Compose file of these alone where the log folders are.
+        # Since 0.25 Harbor takes the log folders' paths for a Compose file only from these.
         self._host_mounts = self._mounts
 
     # --- files -------------------------------------------------------------------------------------------------------
@@ -577,14 +577,14 @@ class DockerEnvironment(HarborDockerEnvironment):
     async def download_dir_with_exclusions(
         self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
     ) -> None:
-        """Do what :meth:`download_dir` does, without what ``tar --exclude`` leaves out for these patterns."""
+        """Do as :meth:`download_dir`, without the entries that ``tar --exclude`` leaves out for these patterns."""
         await self.service_download_dir_with_exclusions(source_dir=source_dir, target_dir=target_dir, exclude=exclude)
 
     @override
     async def service_download_dir_with_exclusions(
         self, *, source_dir: str, target_dir: Path | str, exclude: list[str], service: str | None = None
     ) -> None:
-        # Harbor's own has a tar of the sandbox pack it, and unpacks that in this process.
+        # Harbor's own method runs tar in the sandbox, and unpacks the archive in this process.
         await self._download_some(source_dir, target_dir, Choice(without=exclude), service)
 
     @override
@@ -619,11 +619,11 @@ class DockerEnvironment(HarborDockerEnvironment):
 
     @override
     async def prepare_logs_for_host(self) -> None:
-        """Give what the sandbox wrote into its log folders to this process's user, in one command."""
+        """Give the sandbox's files in its log folders to this process's user, in one command."""
         targets = [item["target"] for item in self._mounts_of_this_machine if not item.get("read_only")]
         if self._container is None or not targets:
             return
-        # A rootless daemon's root is this user; any other id there would be a stranger's.
+        # A rootless daemon's root is this user; any other id there would be another user's.
         uid, gid = (0, 0) if await self._is_rootless_docker() else (os.getuid(), os.getgid())
         with contextlib.suppress(RuntimeError, OSError, SandboxError):
             await self.exec(f"chown -R {uid}:{gid} {shlex.join(targets)}", user="root")
@@ -667,7 +667,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         return running[0] if len(running) == 1 else None
 
     def exec_argv(self, command: str, *, user: str | int | None = None) -> list[str]:
-        """Return an argument vector for a process of this machine that is ``command`` in the main container.
+        """Return an argument vector for a process of this machine that runs ``command`` in the main container.
 
         Raises:
             SandboxLostError: The container is not running.
@@ -681,12 +681,12 @@ class DockerEnvironment(HarborDockerEnvironment):
 
     @override
     async def stop(self, delete: bool) -> None:
-        """Stop the sandbox; with ``delete``, remove all of it and look whether it is gone. Idempotent.
+        """Stop the sandbox; with ``delete``, remove all its objects and check that they are gone. Idempotent.
 
         The image of a Dockerfile stays for the next start (label ``harbor_gym.image``).
 
         Raises:
-            SandboxTimeoutError: Something could not be removed; the message states what, and what to do.
+            SandboxTimeoutError: An object could not be removed; the message names it and the remedy.
         """
         try:
             await super().stop(delete)
@@ -705,7 +705,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         kinds = (
             ["container"] if self._is_plain and not self._enable_egress_control else ["container", "network", "volume"]
         )
-        # The daemon may still be carrying out what a command asked for that was cut off.
+        # The daemon may still be executing a command that was interrupted.
         remove_all = functools.partial(
             engine.remove_all, self._project, kinds, settle_sec=_SETTLE_SEC if self._was_interrupted else 0.0
         )

@@ -1,4 +1,4 @@
-"""Commands in a container, by Docker's client: of any length, and dead when their time is up."""
+"""Commands in a container, by Docker's client: of any length, and killed when their time is up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARK = b"harbor-gym-exec "
 _ENTER = f'echo "{_MARK.decode()}$$"; exec "$0" -c "$1"'
 _ENTER_BY_STDIN = f'echo "{_MARK.decode()}$$"; exec "$0" -c \'eval "$(cat)"\''
 _ARGUMENT_BYTES = (128 << 10) - 1
-"""Linux takes so much in one argument of a process (MAX_ARG_STRLEN, less its final NUL)."""
+"""Linux's limit of one argument of a process (MAX_ARG_STRLEN, less its final NUL)."""
 
 _CHUNK_BYTES = 1 << 16
 _END_TIMEOUT_SEC = 10.0
@@ -36,7 +36,7 @@ for round in 1 2 3 4 5; do
   [ "$found" ] || break
 done
 """
-"""Kills a session, again until nothing more was forked meanwhile. Source: proc(5), fields 3 and 6 of stat."""
+"""Kills a session, repeatedly, until no process was forked meanwhile. Source: proc(5), fields 3 and 6 of stat."""
 
 
 async def run_inside(
@@ -48,7 +48,7 @@ async def run_inside(
     timeout_sec: float | None = None,
     emit: Callable[[str, StreamName], Awaitable[None]] | None = None,
 ) -> ExecResult:
-    """Run a command and wait for its exit. Its stdin is empty; stderr comes in stdout, in the order of printing.
+    """Run a command and wait for its exit. Its stdin is empty; stderr is part of stdout, in the order of writing.
 
     A command that is cancelled or out of time is killed with its whole session before this returns.
 
@@ -58,10 +58,10 @@ async def run_inside(
         shell: The program that reads it; the image must have ``sh``, too.
         flags: Options of ``docker exec``.
         timeout_sec: None or 0 is no limit.
-        emit: Takes what is printed, when it is.
+        emit: Called with output as it arrives.
 
     Raises:
-        ExecTimeoutError: The time was up.
+        ExecTimeoutError: The command ran out of time.
         ValueError: There is a NUL in the command.
     """
     if "\0" in command:
@@ -94,7 +94,7 @@ async def run_inside(
 
 
 class _Running:
-    """One command: first it prints its pid, which is also its session's, then all that it prints is its own."""
+    """One command, which prints its pid, also its session's id, before its own output."""
 
     def __init__(self, container: str, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -121,12 +121,12 @@ class _Running:
     async def _write(self, text: bytes) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(text)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # what was wrong is in the output
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the output has the reason
             await self._process.stdin.drain()
         self._process.stdin.close()
 
     async def _find_pid(self) -> None:
-        """Read up to where the command begins; before it there can only be what the client complains of."""
+        """Read up to the command's start; before it there can only be errors of the client."""
         while self._pid is None and (line := await self._stdout.readline()):
             if line.startswith(_MARK):
                 self._pid = line.removeprefix(_MARK).decode().strip()
@@ -134,7 +134,7 @@ class _Running:
                 self._output.add(line)
 
     async def kill(self) -> None:
-        """End the command inside, then the client; a client that is killed before leaves the command running."""
+        """Kill the command in the container, then the client, which would leave it running if killed first."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT_SEC):
                 await self._find_pid()

@@ -1,4 +1,4 @@
-"""Parts of a sandbox's start in Docker: images that are known, and why a start failed."""
+"""Parts of a sandbox's start in Docker: known images, and the reasons of a failed start."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from harbor_gym.sandboxes.health import healthcheck_of, unhealthy
 
 _COMMAND_END_SEC = 5.0
 _NO_ACCOUNT = re.compile(r"unable to find (?:user|group) ([^:\n]+):[^\n]*")
-"""What Docker says of a USER that is not in the image. Source: github.com/moby/sys, user."""
+"""Docker's error for a USER that is not in the image. Source: github.com/moby/sys, user."""
 _COPY_TIMEOUT_SEC = 600.0
 _PULL_TIMEOUT_SEC = 600.0
 
 BUILT_IMAGES: dict[str, ImageInfo] = {}
-"""Images that this process has built, by name. One that is gone shows when a container is to be made of it."""
+"""Images that this process has built, by name. A removed one is noticed when a container is made from it."""
 
 
 async def find_image(name: str, *, pulls: bool) -> ImageInfo | None:
-    """Look an image up, after a pull if it is missing and that is asked for; None if there is still none.
+    """Look an image up, with ``pulls`` after a pull if it is missing; None if there is still none.
 
     Raises:
         SandboxStartError: Docker does not answer.
@@ -40,7 +40,7 @@ async def find_image(name: str, *, pulls: bool) -> ImageInfo | None:
     look = BUILT_IMAGES.get(name) or await inspect_image(name)
     if look is None and pulls:
         with ticking(f"pulling {name}", delay_sec=SLOW_SEC):
-            await docker("pull", name, timeout_sec=_PULL_TIMEOUT_SEC)  # why it fails, `up` will report
+            await docker("pull", name, timeout_sec=_PULL_TIMEOUT_SEC)  # `up` will report a failure
         look = await inspect_image(name)
     return look
 
@@ -49,7 +49,7 @@ async def running_container(project: str) -> str:
     """Return the id of a project's main container.
 
     Raises:
-        SandboxStartError: It does not run; with its last lines.
+        SandboxStartError: It does not run; the message has its last lines of output.
     """
     running = await engine.containers_of(project, service=MAIN, is_running=True)
     if len(running) == 1:
@@ -60,20 +60,20 @@ async def running_container(project: str) -> str:
 
 
 async def require_image(image: str, environment_dir: Path, refusal: Exception) -> None:
-    """Raise more details than Compose's error where a prebuilt image is missing and a Dockerfile lies beside it."""
+    """Raise an error with a hint if a prebuilt image is missing and there is a Dockerfile beside it."""
     if (instead := dockerfile.alternative(environment_dir)) and await inspect_image(image) is None:
         answer = " ".join(str(refusal).split())
         raise SandboxStartError(f"image {image!r} is not available ({answer}). {instead}") from refusal
 
 
 def require_account(refusal: Exception) -> None:
-    """Raise an error of the task instead where Docker found no account for the image's USER."""
+    """Raise a TaskError instead if Docker found no account for the image's USER."""
     if (found := _NO_ACCOUNT.search(str(refusal))) is not None:
         raise no_account(found[1], found[0]) from refusal
 
 
 async def require_health(project: str, refusal: Exception) -> None:
-    """Raise an error of the task instead where the main container runs, and its health check fails."""
+    """Raise a TaskError instead if the main container runs, and its health check fails."""
     for container in await engine.containers_of(project, service=MAIN, is_running=True):
         _, shown = await docker("inspect", container)
         found: dict[str, Any] = json.loads(shown)[0]
@@ -88,7 +88,7 @@ async def require_health(project: str, refusal: Exception) -> None:
 
 
 async def end_client(process: asyncio.subprocess.Process) -> None:
-    """End a client of Docker that nobody waits for any more, and read its output to the end."""
+    """End an abandoned client of Docker, and read its output to the end."""
     for end in (process.terminate, process.kill):
         if process.returncode is not None:
             return
@@ -99,7 +99,7 @@ async def end_client(process: asyncio.subprocess.Process) -> None:
 
 
 async def copy_in(container: str, source: str, target: str, *, check: bool) -> ExecResult:
-    """Do what Compose's ``cp`` into a container does, and make the folder that is to hold the target."""
+    """Do as Compose's ``cp`` into a container, and make the target's folder if it is missing."""
     copy = ("cp", source, f"{container}:{target}")
     code, output = await docker(*copy, timeout_sec=_COPY_TIMEOUT_SEC)
     if code != 0 and await asyncio.to_thread(os.path.exists, source):

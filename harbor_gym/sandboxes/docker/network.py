@@ -12,17 +12,17 @@ from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.docker.engine import docker, labels
 
 _NO_TALK = "com.docker.network.bridge.enable_icc=false"
-"""Containers of one bridge can't reach one another: an episode must not meet its neighbours."""
+"""Containers of one bridge can't reach one another: episodes must not interfere."""
 
 _REMOVAL_TIMEOUT_SEC = 20.0
 
 
 class SharedNetwork:
-    """The network of all sandboxes of this process that need no more than a way out.
+    """The network of all sandboxes of this process that only need outgoing connections.
 
-    It stays when the last of them stops, for making and removing one costs as much as the container does. It goes when
-    the process ends; what a killed process left, a reaper removes. With one network each, sandboxes would end where
-    address pools do: near 30.
+    It stays when the last of them stops, as making and removing a network costs as much as a container. It is removed
+    when the process ends, or by a reaper after a kill. With a network for each, Docker's address pools would allow some
+    30 sandboxes.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class SharedNetwork:
 
 
 def _remove(name: str) -> None:
-    # Docker refuses while a container is in it; a reaper comes for both.
+    # Docker refuses while a container is in it; a reaper removes both later.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
             ["docker", "network", "rm", name], capture_output=True, check=False, timeout=_REMOVAL_TIMEOUT_SEC

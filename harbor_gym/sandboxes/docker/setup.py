@@ -1,4 +1,4 @@
-"""Docker's description of an image, and the image that a set-up command makes of another: once, for many sandboxes."""
+"""Docker's description of an image, and the image that a set-up command makes from another, once for many sandboxes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RUN_TIMEOUT_SEC = 120.0
 _COMMIT_TIMEOUT_SEC = 600.0
 
 _known: set[str] = set()
-"""Names of set-up images that this process has seen. One that is gone shows when a container is to be made of it."""
+"""Names of set-up images that this process has seen. A removed one is noticed when a container is made from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ImageInfo:
     """The part of an image's configuration that the start of a container needs."""
 
     identity: str
-    """Docker's id of it."""
+    """The image's id in Docker."""
 
     system: str
     """``linux``, ``windows``."""
@@ -42,14 +42,14 @@ class ImageInfo:
     has_healthcheck: bool
 
     has_volumes: bool
-    """Whether it declares any. What is written there is no part of an image made of a container."""
+    """Whether it declares volumes, whose files ``docker commit`` leaves out."""
 
     entrypoint: list[str] | None
     command: list[str] | None
 
 
 class ImageGoneError(SandboxStartError):
-    """The image that a set-up command was to run on is no longer there."""
+    """The base image of a set-up command does not exist any more."""
 
 
 def is_missing(answer: str) -> bool:
@@ -88,47 +88,47 @@ class DockerSetup:
     """Shell text, for root."""
 
     look: ImageInfo
-    """The image to do it on."""
+    """The base image."""
 
     project: str
-    """Label by which the container is found if it outlives this."""
+    """Label by which a reaper finds the container if this process is killed."""
 
     made_for: str
-    """Shown to people who list images."""
+    """Text for people who list images."""
 
     container: str
     """The container's name."""
 
     bounds: tuple[str, ...]
-    """Options of ``docker run`` that limit what the sandbox may take of the machine."""
+    """Options of ``docker run`` that limit the sandbox's use of the machine."""
 
     workdir: str | None
-    """Where to run the command; None is the image's own."""
+    """Working directory of the command; None is the image's own."""
 
     has_network: bool
 
     @property
     def image(self) -> str:
-        """Name of the image that comes of it: the same wherever the same is done to the same."""
+        """Name of the resulting image, a hash of the base image and the settings."""
         reported = [_FORMAT, self.look.identity, self.command, self.workdir, self.has_network]
         return f"{_REPOSITORY}:{hashlib.sha256(json.dumps(reported).encode()).hexdigest()[:32]}"
 
 
 def forget(image: str) -> None:
-    """Take note that a set-up image is gone."""
+    """Note that a set-up image was removed."""
     _known.discard(image)
 
 
 async def set_up(setup: DockerSetup, *, timeout_sec: float) -> str:
-    """Return the name of the image that ``setup`` makes, made now if Docker has none.
+    """Return the name of the image that ``setup`` makes; make it if Docker does not have it.
 
-    The command runs in a container of its own, once for all processes that share the cache. Only files are kept;
-    processes are not. Settings are those of the image that it stands on.
+    The command runs in a container of its own, once for all processes that share the cache. Files are kept, processes
+    are not. The image's settings are those of its base.
 
     Raises:
-        ImageGoneError: There is nothing to do it on.
-        SandboxStartError: The command fails, with its output, or the time was up.
-        TaskError: There is no such working directory.
+        ImageGoneError: The base image does not exist any more.
+        SandboxStartError: The command failed, with its output, or ran out of time.
+        TaskError: The working directory does not exist.
     """
     if setup.image in _known:
         return setup.image
@@ -159,10 +159,10 @@ async def _make(setup: DockerSetup) -> None:
         where = ("--workdir", setup.workdir) if setup.workdir else ()
         done = await run_inside(setup.container, setup.command, flags=("--user", "0", *where))
         require_success(done.return_code, done.stdout or "")
-        # Labels of a container can't be taken off its image, but nobody owns this one.
+        # Labels of a container can't be removed from its image; empty ones mean that it has no owner.
         changes = [f'LABEL {json.dumps(key)}=""' for key in labels]
         changes += [f"LABEL {json.dumps(IMAGE_LABEL)}={json.dumps(re.sub(r'[^\w./:@-]', '-', setup.made_for))}"]
-        # An entrypoint takes the container's command away, which is not the image's.
+        # docker commit would keep the container's command, which is not the base image's.
         for instruction, answer in (("ENTRYPOINT", setup.look.entrypoint), ("CMD", setup.look.command)):
             changes += [] if answer is None else [f"{instruction} {json.dumps(answer)}"]
         flags = [word for change in changes for word in ("--change", change)]

@@ -1,4 +1,4 @@
-"""The mirrors for packages of Debian and Ubuntu: those of this machine's apt, else each distribution's own."""
+"""Mirrors for packages of Debian and Ubuntu: those of this machine's apt, or each distribution's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEYRINGS = Path("/usr/share/keyrings")
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """One source of packages, as the machine's own configuration names it."""
+    """One source of packages, as in the machine's own configuration."""
 
     uri: str
     suites: tuple[str, ...]
@@ -25,21 +25,21 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What distinguishes one distribution's packages from another's."""
+    """The sources of one distribution's packages."""
 
     name: str
     components: tuple[str, ...]
-    """Those that the packages of a base are in."""
+    """Components with the packages of a base."""
 
     keyring: str
     keyring_packages: tuple[str, ...]
-    """Who has that file; the name differs among releases."""
+    """Packages with the keyring; the name differs among releases."""
 
     uri: re.Pattern[str]
-    """How the addresses of its mirrors end."""
+    """Pattern of the end of its mirrors' addresses."""
 
     public: str
-    """Where it keeps its packages for everybody. Source: the distribution's own default of sources.list."""
+    """Its public mirror. Source: the distribution's own default of sources.list."""
 
     @property
     def variable(self) -> str:
@@ -47,14 +47,14 @@ class Distribution:
         return f"HARBOR_GYM_{self.name.upper()}_MIRROR"
 
     def mirror(self, suite: str, mirrors: list[Mirror]) -> Mirror:
-        """Return where to take a suite from: any mirror of a distribution has all of its suites.
+        """Return a mirror of a suite: any mirror of a distribution has all of its suites.
 
         Args:
             suite: The release's code name.
-            mirrors: Those of this machine's apt.
+            mirrors: The mirrors of this machine's apt.
 
         Raises:
-            SandboxStartError: Nothing on this machine could check its packages' signatures.
+            SandboxStartError: This machine has no keyring to check the packages' signatures.
         """
         if chosen := os.environ.get(self.variable):
             return Mirror(chosen, (suite,), self.components, self._keyring())

@@ -1,4 +1,4 @@
-"""Base images: buildah's own, this machine's Docker's, pulled, or what ``harbor-gym base`` made."""
+"""Base images: from buildah's store, this machine's Docker or a registry, or made by ``harbor-gym base``."""
 
 from __future__ import annotations
 
@@ -26,25 +26,22 @@ _SHOWN = (
     r'[{{range $n, $line := .Docker.Config.OnBuild}}{{if $n}},{{end}}{{printf "%q" $line}}{{end}}]]'
 )
 _NO_ANSWER = re.compile(r'(?:Get|Head|Post) "https?://[^"]*": (.*)')
-"""How a pull reports a server that can't be talked to; what a registry answers is worded otherwise.
-
-Source: Error of Go's net/url.
-"""
+"""A pull's error for an unreachable server, as opposed to an answer of a registry. Source: Error of Go's net/url."""
 _ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 _unreachable: dict[str, str] = {}
-"""Image for which this process takes the base that was made → why its registry is out of reach."""
+"""Image for which this process uses a base of ``harbor-gym base`` → why its registry can't be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """An image that is there to build on."""
+    """An available base image."""
 
     reference: str
-    """The reference that buildah receives."""
+    """The reference for buildah."""
 
     identity: str
-    """What goes into the cache key: its id."""
+    """Its id, which is part of the cache key."""
 
     start: StageStart = ROOT_AT_THE_TOP
     """Its USER, WORKDIR, SHELL and ONBUILD."""
@@ -54,7 +51,7 @@ class Base:
 
 
 async def resolve_base(reference: str) -> Base:
-    """Find a base image; where its registry is out of reach, take what ``harbor-gym base`` made for it.
+    """Find a base image; if its registry can't be reached, the one that ``harbor-gym base`` made for it.
 
     Raises:
         SandboxStartError: It is not available.
@@ -80,11 +77,11 @@ async def find_base(reference: str) -> tuple[Base | None, str]:
     """Look for an image in buildah's store and in Docker, and pull it if neither has it.
 
     Returns:
-        The image, or None and why its registry is out of reach.
+        The image, or None and why its registry can't be reached.
 
     Raises:
-        SandboxStartError: Its registry answers and does not give it, or buildah fails.
-        TaskError: Its files have ids that this user has not.
+        SandboxStartError: Its registry refuses it, or buildah fails.
+        TaskError: Its files have ids that this user lacks.
     """
     full = official_images.full_reference(reference)
     for candidate in _local_names(reference, full):
@@ -110,7 +107,7 @@ async def find_base(reference: str) -> tuple[Base | None, str]:
 
 
 def _local_names(reference: str, full: str) -> list[str]:
-    """Return what an image may be called in buildah's store, which takes a short name for that of any repository."""
+    """Return an image's possible names in buildah's store, which matches a short name with any repository."""
     if full == reference:
         return [full]
     return [f"localhost/{reference}", full, *([reference] if _ID.fullmatch(reference) else [])]

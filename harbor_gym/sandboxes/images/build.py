@@ -52,7 +52,7 @@ from harbor_gym.sandboxes.tools import CONTAINED, build_failure, find_program, r
 _logger = logging.getLogger(__name__)
 
 _FORMAT = 6
-"""Version of the cache's layout and of what an export writes. A change makes old entries unreachable."""
+"""Version of the cache's layout and of exported layers. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
 _ONBUILD_VOLUME = re.compile(r"^\s*ONBUILD\s+VOLUME\s", re.IGNORECASE | re.MULTILINE)
 
@@ -61,46 +61,46 @@ _built: dict[str, Image] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image(ImageSettings):
-    """A root file system ready to serve as an overlay's lower layers. Owned by the cache: never write to it."""
+    """A root file system for the lower layers of overlays. The cache owns it: never write to it."""
 
     layers: tuple[str, ...]
-    """Names of its layers in the cache, the topmost first. Images share those that have the same content."""
+    """Names of its layers in the cache, the topmost first. Images share layers of the same content."""
 
     digest: str
     """Cache key: SHA-256 over the build context, the identity of every base image, and the format."""
 
     entries: dict[str, int] = field(default_factory=dict[str, int])
-    """Layer → how many names it has at its top, as its record in the cache has it."""
+    """Layer → number of names at its top, from the image's record in the cache."""
 
     @property
     def home(self) -> Path:
-        """Where the cache keeps note of it."""
+        """The directory of its record in the cache."""
         return cache_dir() / "images" / self.digest[:32]
 
     @property
     def directories(self) -> list[Path]:
         """The layers' directories, the topmost first, as overlayfs reads them: a deleted file is a device 0:0.
 
-        overlayfs takes no directory twice. Of a layer that an image has twice, the upper one hides all of the other.
+        overlayfs accepts no directory twice. If an image has a layer twice, the upper one hides the other completely.
         """
         place = layers_dir()
         return [place / name for name in dict.fromkeys(self.layers)]
 
     @property
     def is_there(self) -> bool:
-        """Whether nothing of it was pruned or has lost its files."""
+        """Whether its record and layers exist and have not lost files."""
         return is_whole(self.home, self.layers, self.entries)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """What an image is made from: one of three, the later ones before the earlier."""
+    """The source of an image: the last of these three fields that is given."""
 
     environment_dir: Path
     """Build context, with its ``Dockerfile``."""
 
     docker_image: str | None = None
-    """A prebuilt image: a name, or where its archive is (``oci-archive:PATH``, ``docker-archive:PATH``)."""
+    """A prebuilt image: a name, or an archive (``oci-archive:PATH``, ``docker-archive:PATH``)."""
 
     rootfs: Path | None = None
     """A root file system: a directory, or a tar of one."""
@@ -112,7 +112,7 @@ class ImageSource:
 async def hold_image(
     source: ImageSource, *, build_timeout_sec: float = 600.0, force_build: bool = False
 ) -> tuple[Image, Hold]:
-    """Do what :func:`build_image` does, and keep the image from being pruned until the hold is released.
+    """Do as :func:`build_image`, and keep the image from being pruned until the hold is released.
 
     Raises:
         MissingDependencyError, SandboxStartError: As :func:`build_image`.
@@ -125,7 +125,7 @@ async def hold_image(
 
 
 def hold_known(image: Image) -> Hold | None:
-    """Keep an image from being pruned; None if it is gone or going."""
+    """Keep an image from being pruned; None if it is removed or being removed."""
     held = hold(image.home)
     if held is not None and image.is_there:
         return held
@@ -135,20 +135,20 @@ def hold_known(image: Image) -> Hold | None:
 
 
 async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, force_build: bool = False) -> Image:
-    """Return the image of a task's environment, building and exporting it only when the cache has none.
+    """Return the image of a task's environment; build and export it only if the cache does not have it.
 
-    To keep the image from removal for longer, use :func:`hold_image`. Safe to call concurrently,
-    from several processes too: one builds, the others wait and share.
+    To keep the image from removal for longer, use :func:`hold_image`. Safe to call concurrently, also from several
+    processes: one builds, the others wait and share.
 
     Args:
-        source: What to make it from.
-        build_timeout_sec: Ceiling on the build, in seconds, the wait for another builder included.
+        source: The image's source.
+        build_timeout_sec: Ceiling on the build, in seconds, including the wait for another builder.
         force_build: Build anew even if the cache has the image, and replace it there for later calls.
 
     Raises:
-        MissingDependencyError: Buildah is not installed.
-        SandboxStartError: The Dockerfile fails, a base image is not available, what is named is not there or is nothing
-            of the kind, or the time was up.
+        MissingDependencyError: buildah is not installed.
+        SandboxStartError: The Dockerfile fails, a base image is not available, the source does not exist or is invalid,
+            or the time was up.
     """
     if source.rootfs is None and find_program("buildah") is None:
         raise MissingDependencyError("local sandboxes need buildah to build images: apt-get install buildah")
@@ -188,7 +188,7 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
 
 
 async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
-    """Return the Dockerfile to build, or that of a prebuilt image, and its base images; nothing for what needs none."""
+    """Return the Dockerfile to build, or one of a prebuilt image, and its base images; empty for other sources."""
     if source.rootfs is not None or sources.is_archive(source.docker_image or ""):
         return "", {}
     if source.docker_image:
@@ -203,7 +203,7 @@ async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
 
 @contextlib.contextmanager
 def _naming_dockerfile(source: ImageSource) -> Generator[None]:
-    """Add to what fails of a prebuilt image that there is a Dockerfile, where there is one."""
+    """Add a hint at the Dockerfile, if there is one, to the failure of a prebuilt image."""
     try:
         yield
     except SandboxStartError as exc:
@@ -263,7 +263,7 @@ async def _run_build(
         folder = Path(name)
         recipe = folder / "Dockerfile"
         recipe.write_text(changed, encoding="utf-8")
-        # An old one takes a file that a bind mount shows for the file that it showed before.
+        # An old buildah's cache ignores changes of files in bind mounts.
         is_fresh = is_fresh or (is_old() and "--mount=" in text)
         argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
         code, output = await run_buildah(*argv, environment=run_environment(), on_step=on_step)
@@ -275,7 +275,7 @@ async def _run_build(
 
 
 def write_record(image: Image, *, made_for: str) -> Image:
-    """Note an image down in the cache, where it can be found from now on. Its layers stay as long as the note does.
+    """Write an image's record into the cache, where it can be found from now on. It keeps the image's layers.
 
     Returns:
         The image with its entries.
@@ -284,7 +284,7 @@ def write_record(image: Image, *, made_for: str) -> Image:
     image.home.mkdir(parents=True, exist_ok=True)
     record = image.home / "image.json"
     if record.exists():
-        # Running sandboxes may stand on what this one replaces.
+        # Running sandboxes may use the layers of the replaced image.
         record.rename(record.with_name(f"replaced-{uuid.uuid4().hex}.json"))
     document = {
         "layers": image.layers,
@@ -298,7 +298,7 @@ def write_record(image: Image, *, made_for: str) -> Image:
 
 
 def load_image(digest: str) -> Image | None:
-    """Return the image of this digest if the cache has it, complete."""
+    """Return the image of this digest if the cache has it completely; None otherwise."""
     try:
         stored = json.loads((cache_dir() / "images" / digest[:32] / "image.json").read_text(encoding="utf-8"))
         image = Image(
@@ -313,7 +313,7 @@ def load_image(digest: str) -> Image | None:
     return image if image.is_there else None
 
 
-# --- small things ----------------------------------------------------------------------------------------------------
+# --- sources ---------------------------------------------------------------------------------------------------------
 
 
 def _read_dockerfile(environment_dir: Path) -> str:
@@ -326,10 +326,10 @@ def _read_dockerfile(environment_dir: Path) -> str:
 
 
 def content_hash(source: ImageSource) -> str:
-    """Hash everything that the image is made from; of a build context names, kinds, modes, link targets and bytes.
+    """Return a hash of an image's source; of a build context its names, kinds, modes, link targets and bytes.
 
     Raises:
-        SandboxStartError: What is named is not there.
+        SandboxStartError: The source does not exist.
     """
     if source.rootfs is not None:
         return sources.fingerprint(source.rootfs)
@@ -354,7 +354,7 @@ def content_hash(source: ImageSource) -> str:
 
 
 async def _require_heredoc_support(environment_dir: Path) -> None:
-    """Build one: the version does not show it, for Ubuntu 24.04 builds its buildah 1.33 without."""
+    """Check by a build that buildah reads here-documents, as the version does not tell: Ubuntu's 1.33 lacks them."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
         recipe = Path(folder) / "Dockerfile"
         recipe.write_text("FROM scratch\nCOPY <<END /file\na line\nEND\n", encoding="utf-8")

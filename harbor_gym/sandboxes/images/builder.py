@@ -16,19 +16,20 @@ from harbor_gym.sandboxes.images.recipe import EMPTY
 from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool
 
 ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
-"""Where CAP_SYS_RESOURCE is missing, buildah's own higher limits can't be set and every RUN would fail."""
+"""Without CAP_SYS_RESOURCE, buildah's own higher limits can't be set and every RUN would fail."""
 
 CAPABILITIES = ("--cap-add", "CAP_AUDIT_WRITE", "--cap-add", "CAP_MKNOD", "--cap-add", "CAP_NET_RAW")
-"""What Docker gives a RUN beside what buildah does."""
+"""Capabilities of a RUN under Docker that buildah does not give by default."""
 
 RUNTIMES = ("runc", "crun")
-"""What gives a RUN namespaces, so that its processes end with it. crun refuses machines with cgroups of both kinds."""
+"""Runtimes that give a RUN namespaces, so that its processes end with it. crun refuses machines with mixed cgroups."""
 
 NO_RUN = {"BUILDAH_ISOLATION": "oci", "BUILDAH_RUNTIME": "false"}
-"""Environment in which buildah runs nothing: a container made from an image would run the image's ONBUILD."""
+"""Environment in which buildah runs no command: a container made from an image would run the image's ONBUILD."""
 
 _CURRENT = (1, 39)
-"""The first that keeps what a RUN writes below a VOLUME of its base, and whose cache knows what a bind mount shows."""
+"""The first version that keeps files which a RUN writes below a VOLUME of its base, and whose cache heeds the content
+of bind mounts."""
 
 _NETWORKS = Path(__file__).with_name("run_networks.sh")
 """Gives the builder and each RUN a network namespace of its own."""
@@ -37,26 +38,26 @@ _NO_SUCH_ID = re.compile(
     r".*(insufficient UIDs or GIDs|unmapped|(chown|owner|set[ug]id|setgroups|set ?up user).*invalid argument).*",
     re.IGNORECASE,
 )
-"""What buildah, tar, chown and useradd say of an id that is not in the map of their user namespace (EINVAL)."""
+"""Errors of buildah, tar, chown and useradd for an id that is not in the map of their user namespace (EINVAL)."""
 _NUMBER = re.compile(r"(?<!\w)\d{1,10}(?!\w)")
 
 _UNKNOWN_FLAG = re.compile(
     r"building at STEP .*: ((?:RUN|COPY|ADD) (?:--[\w-]+ is not supported|only supports? .*))", re.DOTALL
 )
-"""What buildah says of an option of an instruction which BuildKit knows and it does not."""
+"""buildah's error for an instruction's option that only BuildKit knows."""
 
 _STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+: .{1,60})")
-"""How buildah begins an instruction, of a build with several stages with the stage's number."""
+"""buildah's line for the start of an instruction, with the stage's number if there are several."""
 
 _INCONSISTENT = "store is inconsistent"
-"""What buildah says where a killed one left a container half made and two others find it at once."""
+"""buildah's error if two of them find a container at once that a killed one left incomplete."""
 _ATTEMPTS = 3
 
 
 async def run_buildah(
     *argv: str, environment: Mapping[str, str], on_step: Callable[[str], object] | None = None
 ) -> tuple[int, str]:
-    """Do what :func:`run_tool` does, again where buildah's store was being cleaned up by another buildah meanwhile.
+    """Do as :func:`run_tool`, and repeat it if another buildah was cleaning up the store meanwhile.
 
     Args:
         argv: The program and its arguments.
@@ -77,13 +78,13 @@ async def run_buildah(
 
 
 def build_argv(folder: Path, context: Path, recipe: Path, *, is_fresh: bool) -> tuple[str, ...]:
-    """Return the words that build ``recipe`` with ``context``; the image's id is in ``folder/id`` afterwards.
+    """Return the command that builds ``recipe`` with ``context`` and writes the image's id to ``folder/id``.
 
     Args:
-        folder: The build's temporary folder, which has its owner in its name.
+        folder: The build's temporary folder, with its owner in its name.
         context: The directory that COPY copies from.
         recipe: The Dockerfile.
-        is_fresh: Run every instruction, whatever was built before.
+        is_fresh: Run every instruction without the cache.
     """
     empty = folder / EMPTY
     empty.mkdir(exist_ok=True)
@@ -104,13 +105,13 @@ def _network(folder: Path) -> tuple[str, ...]:
 
 
 def require_ids(output: str, what: str, *, text: str = "", count: int | None = None) -> None:
-    """Tell what failed for an id which its user namespace has not from other failures of a build, pull or set-up.
+    """Check whether a build, pull or set-up failed because its user namespace lacks an id.
 
     Args:
-        output: What it printed.
-        what: What has the id.
-        text: Where the id may be written when the output does not tell it.
-        count: How many ids from 0 on there are; None is as many as a build has.
+        output: The output of the failed program.
+        what: The object with the id, for the message.
+        text: Text in which to look for the id if the output does not name it.
+        count: The number of ids, from 0 on; None is that of a build.
 
     Raises:
         TaskError: It failed for that.
@@ -129,11 +130,11 @@ def require_ids(output: str, what: str, *, text: str = "", count: int | None = N
 
 
 def require_flags(output: str, what: str) -> None:
-    """Tell a build that failed for an option which buildah has not from others.
+    """Check whether a build failed because buildah lacks an instruction's option.
 
     Args:
-        output: What the build printed.
-        what: What was built.
+        output: The build's output.
+        what: The Dockerfile, for the message.
 
     Raises:
         TaskUnsupportedError: It failed for that.
@@ -148,7 +149,7 @@ def run_environment() -> dict[str, str]:
     """Return variables with which buildah runs each RUN in PID, IPC, UTS and mount namespaces of its own.
 
     Raises:
-        MissingDependencyError: No runtime is there that makes them.
+        MissingDependencyError: No runtime that makes them is installed.
     """
     for name in RUNTIMES:
         if (path := find_program(name)) is not None:
@@ -169,7 +170,7 @@ def is_old() -> bool:
 
 
 def require_faithful(dockerfile_path: Path, base: str) -> None:
-    """Refuse a base image with a VOLUME where an old buildah would lose what a RUN writes there, without a word.
+    """Refuse a base image with a VOLUME if an old buildah would silently lose files that a RUN writes there.
 
     Raises:
         TaskError: It would.

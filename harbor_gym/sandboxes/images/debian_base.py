@@ -1,4 +1,4 @@
-"""The base images of ``harbor-gym base``: made of packages alone, for machines that reach a mirror and no registry."""
+"""The base images of ``harbor-gym base``: made only of packages, for machines that reach a mirror but no registry."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _END_OF_TAR = 1024
 
 
 async def ensure_base_tar(base: OfflineBase = DEFAULT) -> Path:
-    """Return a base's root file system as a tar, making it once if the cache has none (about 20 s).
+    """Return a base's root file system as a tar, made if the cache does not have it (about 20 s).
 
-    Packages come from the mirror that the machine's own apt sources name for the distribution, or that
-    ``HARBOR_GYM_DEBIAN_MIRROR`` or ``HARBOR_GYM_UBUNTU_MIRROR`` name, else from the distribution's own.
+    Packages come from the mirror in ``HARBOR_GYM_DEBIAN_MIRROR`` or ``HARBOR_GYM_UBUNTU_MIRROR``, else from one in the
+    machine's own apt sources, else from the distribution's own.
 
     Raises:
-        MissingDependencyError: Mmdebstrap is not installed.
-        SandboxStartError: Their signatures can't be checked here, or the mirror does not deliver.
+        MissingDependencyError: mmdebstrap is not installed.
+        SandboxStartError: The packages' signatures can't be checked, or the mirror does not deliver.
     """
     path = cache_dir() / "bases" / f"{base.name}.tar"
     if is_whole_tar(path):
@@ -49,7 +49,7 @@ async def ensure_base_tar(base: OfflineBase = DEFAULT) -> Path:
 
 
 def is_whole_tar(path: Path) -> bool:
-    """Return whether a file is a tar archive that is there to its end, which two blocks of zeros mark."""
+    """Return whether a file is a complete tar archive, which ends with two blocks of zeros."""
     try:
         with path.open("rb") as file:
             is_tar = tarfile.is_tarfile(file)
@@ -69,8 +69,8 @@ async def _make_tar(base: OfflineBase, path: Path) -> None:
     release = base.release
     mirror = release.distribution.mirror(release.suite, await asyncio.to_thread(apt_mirrors))
     signed = f"[signed-by={mirror.signed_by}] " if mirror.signed_by else ""
-    partial = path.with_name(f".{path.name}.partial")  # what a killed maker left is written over
-    # An ordinary user's: it makes a user namespace of its own, in which it does without device files.
+    partial = path.with_name(f".{path.name}.partial")  # overwrites the file of a killed process
+    # For an ordinary user it makes a user namespace of its own, without device files.
     contained = ("setpriv", "--pdeathsig", "KILL") if is_rootless() else CONTAINED
     argv = [
         *contained,
@@ -100,13 +100,13 @@ async def _make_tar(base: OfflineBase, path: Path) -> None:
 
 
 async def make_base(reference: str) -> OfflineBase:
-    """Make a base for an official image and put it into buildah's store, once, beside the image's own name.
+    """Make a base for an official image and put it into buildah's store, once, under a name of its own.
 
-    Local and Apptainer sandboxes stand on it where the image's registry is out of reach.
+    Local and Apptainer sandboxes use it if the image's registry can't be reached.
 
     Raises:
         UsageError: No recipe is known for this image.
-        MissingDependencyError: Buildah or mmdebstrap is not installed.
+        MissingDependencyError: buildah or mmdebstrap is not installed.
         SandboxStartError: The base can't be made, or buildah refuses it.
     """
     base = offline_base(reference)
@@ -137,14 +137,14 @@ async def _import_into_buildah(base: OfflineBase, tar: Path, name: str) -> None:
 async def import_into_docker(reference: str) -> OfflineBase | None:
     """Give Docker a base under the name of an official image, unless it has an image of that name.
 
-    Its label :data:`MADE_LABEL` keeps local sandboxes from taking it for the real one.
+    Its label :data:`MADE_LABEL` keeps local sandboxes from taking it for the real image.
 
     Returns:
-        What was made; None if Docker had one.
+        The base; None if Docker had an image of that name.
 
     Raises:
         UsageError: No recipe is known for this image.
-        MissingDependencyError: Docker or mmdebstrap is not installed.
+        MissingDependencyError: docker or mmdebstrap is not installed.
         SandboxStartError: The base can't be made, or the daemon refuses it.
     """
     base = offline_base(reference)

@@ -1,4 +1,4 @@
-"""Images that a Docker daemon of this machine has, made known to buildah without a registry."""
+"""Copy images of this machine's Docker daemon to buildah without a registry."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harbor_gym.sandboxes.images.store import show_image
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
 MADE_LABEL = "harbor_gym.made_base"
-"""Of the bases that ``harbor-gym base --docker`` makes, and of what is built on them."""
+"""Label of the bases that ``harbor-gym base --docker`` makes, and of images built on them."""
 
 _ASK_TIMEOUT_SEC = 20.0
 _COPY_TIMEOUT_SEC = 600.0
 
 
 async def find_in_docker(reference: str) -> str | None:
-    """Return an image's id in Docker; None if Docker has no such image, or there is no Docker.
+    """Return an image's id in Docker; None if Docker has no such image, or is not installed.
 
     A base that harbor_gym made under the name of an official image is not that image.
     """
@@ -43,7 +43,7 @@ async def copy_from_docker(image_id: str) -> str:
 
     Raises:
         SandboxStartError: Docker or buildah refused.
-        TaskError: Its files have ids that this user has not.
+        TaskError: Its files have ids that this user lacks.
     """
     # Docker's id is the hash of the configuration, as buildah's, or of the manifest (Docker 29).
     name = f"localhost/harbor-gym-docker:{image_id.removeprefix('sha256:')}"

@@ -16,7 +16,7 @@ _FILES = {
     "resolv.conf": "# This sandbox has no network.\n",
     "hostname": "sandbox\n",
 }
-"""What a container runtime provides in /etc."""
+"""Files that a container runtime provides in /etc."""
 _PLACES = ("etc", "dev", "proc", "sys", "tmp")
 _OVERLAY_SWITCHES = ("redirect_dir", "metacopy")
 _IMAGE_DIRECTORY_MODE = 0o755
@@ -24,10 +24,10 @@ _ORDINARY_IDS = 1 << 16
 
 
 def lower_directories(root: str, mounts: str) -> list[str]:
-    """Return the layers of the overlay that is mounted at ``root``, the topmost first; empty if there is none.
+    """Return the layers of the overlay mounted at ``root``, the topmost first; empty if there is none.
 
     Args:
-        root: Where it is mounted.
+        root: The mount point.
         mounts: The text of ``/proc/self/mountinfo``.
     """
     for line in mounts.splitlines():
@@ -40,9 +40,9 @@ def lower_directories(root: str, mounts: str) -> list[str]:
             return []
         names = stack[1].split(":")
         if names[0].isdecimal():
-            # Very many are named by open descriptors of whoever mounted them. The store has noted their names.
+            # Very many layers are given by open descriptors of the mounting process. The store has a list of names.
             names = (Path(root).parent / "lower").read_text(encoding="utf-8").strip().split(":")
-        # Many layers are named from the store's own directory, to keep the option short.
+        # Many layers have names relative to the store's own directory, to keep the option short.
         home = os.path.dirname(os.path.dirname(root))  # noqa: PTH120  # pathlib has no realpath of a relative name
         return [os.path.realpath(os.path.join(home, name)) for name in names]  # noqa: PTH118  # as above
     return []
@@ -53,7 +53,7 @@ def _unescaped(field: str) -> str:
 
 
 def writes_plain_layers(parameters: Path = Path("/sys/module/overlay/parameters")) -> bool:
-    """Return whether this kernel's overlays write layers that mean the same on any other layers of the same content."""
+    """Return whether this kernel's overlays write layers that don't depend on the paths of the layers below."""
     for name in _OVERLAY_SWITCHES:
         try:
             if (parameters / name).read_text(encoding="utf-8").strip() == "Y":
@@ -64,9 +64,9 @@ def writes_plain_layers(parameters: Path = Path("/sys/module/overlay/parameters"
 
 
 def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids: list[str]) -> list[str]:
-    """Copy what the cache does not have yet; return the layers' names, the topmost first.
+    """Copy the layers that the cache lacks; return the layers' names, the topmost first.
 
-    Where the layers can't be distinguished, the whole root is one layer.
+    If the layers can't be distinguished, the whole root is one layer.
     """
     lowers = lower_directories(root, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
     if len(lowers) != len(diff_ids) or not writes_plain_layers():
@@ -77,7 +77,7 @@ def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids:
 
 
 def copy_once(source: str, layers: Path, staging: Path, name: str) -> str:
-    """Copy a directory with everything that it records about its files, deletions too; it is complete or not there."""
+    """Copy a directory with all metadata of its files, including deletions; the copy is complete or absent."""
     if not (layers / name).is_dir():
         partial = staging / name
         partial.mkdir()
@@ -87,9 +87,9 @@ def copy_once(source: str, layers: Path, staging: Path, name: str) -> str:
 
 
 def write_top(root: Path, top: Path) -> None:
-    """Write the layer above an image's own: the files of /etc that a runtime provides, and places to mount on.
+    """Write the layer above an image's own: the files of /etc that a runtime provides, and mount points.
 
-    Nothing of the image is followed: its links may lead anywhere.
+    No link of the image is followed: it may lead anywhere.
     """
     top.mkdir()
     top.chmod(_IMAGE_DIRECTORY_MODE)
@@ -124,7 +124,7 @@ def high_ids(root: str | Path) -> list[int]:
 
 
 def main() -> int:
-    """Export the image mounted at the first argument; print what it consists of as JSON on the last line."""
+    """Export the image mounted at the first argument; print its layers and high ids as JSON on the last line."""
     root, layers, staging, image_id, diff_ids = sys.argv[1:]
     names = copy_layers(root, Path(layers), Path(staging), image_id, json.loads(diff_ids))
     top = f"top-{Path(staging).name[-32:]}"

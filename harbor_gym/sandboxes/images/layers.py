@@ -1,9 +1,9 @@
 """Layers in the cache: the parts of images, each copied once and shared by all images that have it.
 
-A layer is a directory in overlayfs's own form. Its name is that of its content (the digest that the image's own record
-gives it) wherever it comes from an image; so what a base image or a common first half of two Dockerfiles brings is
-there once. Hard links between whole roots would save as much, but programs see them: cron and logrotate refuse files
-with more than one link.
+A layer is a directory in overlayfs's own form. The name of an image's layer is the digest of its content from the
+image's configuration, so the layers of a base image, or of the common first half of two Dockerfiles, are stored once.
+Hard links between whole roots would save as much, but programs notice them: cron and logrotate refuse files with more
+than one link.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harbor_gym.sandboxes.tools import CONTAINED, tail
 
 _STAGING = ".partial-"
 _EXPORT = (
-    # An image with ONBUILD makes its container, and then fails to run that.
+    # For an image with ONBUILD, buildah makes the container and then fails to run the instruction.
     'set -e; container=$1; said=$(buildah from --pull-never --name "$1" "$2" 2>&1) || :; '
     'trap \'buildah umount "$container" >/dev/null 2>&1 || :; buildah rm "$container" >/dev/null 2>&1 || :\' EXIT; '
     'root=$(buildah mount "$container") || { echo "$said"; exit 1; }; '
@@ -38,18 +38,17 @@ _EXPORT = (
 
 @contextlib.asynccontextmanager
 async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[list[str], list[int]]]:
-    """Copy the layers of an image of buildah's that the cache has not.
+    """Copy the layers of an image in buildah's store that the cache lacks.
 
-    Yields their names, the topmost first, and the uids and gids above 65535 that files of the image have.
-
-    The topmost is the runtime's own: ``/etc/hosts`` and the like. Write the image's record within the block.
+    Yields all layers' names, the topmost first, and the uids and gids above 65535 of files in the image. The topmost
+    layer is the runtime's own, with ``/etc/hosts`` and the like. Write the image's record within the block.
 
     Args:
-        image_id: The image, as buildah knows it.
-        diff_ids: What its configuration calls its layers, the lowest first.
+        image_id: The image's id in buildah's store.
+        diff_ids: The layers' digests in its configuration, the lowest first.
 
     Raises:
-        SandboxStartError: Buildah can't mount it, or it can't be copied.
+        SandboxStartError: buildah can't mount it, or it can't be copied.
     """
     async with locked(LAYERS_LOCK), staging() as folder:
         name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
@@ -66,10 +65,10 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[l
 
 @contextlib.asynccontextmanager
 async def imported(rootfs: Path) -> AsyncGenerator[tuple[list[str], list[int]]]:
-    """Copy a root file system of the user's; yields what :func:`exported` yields.
+    """Copy a root file system of the user; yields the same as :func:`exported`.
 
     Raises:
-        SandboxStartError: It is none.
+        SandboxStartError: It is no root file system, or can't be copied.
     """
     async with staging() as folder:
         copied, top = folder / "rootfs", folder / "top"
@@ -88,7 +87,7 @@ async def imported(rootfs: Path) -> AsyncGenerator[tuple[list[str], list[int]]]:
 def high_ids_of(directory: Path) -> list[int]:
     """Return the uids and gids above 65535 of files that were copied to a directory.
 
-    An ordinary user's copy can have none: what it has on disk are the user's subordinate ids.
+    An ordinary user's copy has none: its ids on disk are the user's subordinate ids.
     """
     return [] if is_rootless() else layer_export.high_ids(directory)
 
@@ -105,7 +104,7 @@ async def added(directories: list[Path]) -> AsyncGenerator[list[str]]:
 
 @contextlib.asynccontextmanager
 async def staging() -> AsyncGenerator[Path]:
-    """Give a directory beside the layers to put new ones together in; what is left in it at the end goes."""
+    """Yield a directory beside the layers for partial ones; it is removed at the end with the rest of its contents."""
     folder = layers_dir() / f"{_STAGING}{owner_label()}-{uuid.uuid4().hex}"
     try:
         await shielded(asyncio.to_thread(_make, folder))

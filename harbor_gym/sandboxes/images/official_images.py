@@ -1,4 +1,4 @@
-"""The official images that a base made of packages alone may replace: the same release, the same Python."""
+"""The official images that a base made only of packages may replace: the same release, the same Python."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes.images.apt_mirrors import DEBIAN, UBUNTU, Distribution
 
 MADE = "localhost/harbor-gym-base"
-"""Repository in buildah's store of the bases that ``harbor-gym base`` makes. buildah looks short names up by the last
-part of a repository, so that is no official image's."""
+"""Repository of ``harbor-gym base``'s bases in buildah's store. buildah looks short names up by the last part of a
+repository, which must therefore not be an official image's."""
 
 _DEFAULT_DOMAIN = "docker.io"
-"""What a reference without a domain means. Source: the reference grammar of the distribution project."""
+"""Domain of a reference without one. Source: the reference grammar of the distribution project."""
 
 _PACKAGES = ("ca-certificates", "less", "procps", "python3", "tmux", "vim-tiny")
 _PYTHON_PACKAGES = ("python3-pip", "python3-venv")
 _PYTHON_TOOLS = ("build-essential", "curl", "git", "python3-dev", "wget")
-"""What an image of Python has beyond its slim form, as far as tasks use it."""
+"""Packages that a full image of Python has beyond its slim form, as far as tasks use them."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXCLUDED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
@@ -44,24 +44,24 @@ RELEASES = (
     Release(UBUNTU, "noble", "24.04", "3.12"),
     Release(UBUNTU, "jammy", "22.04", "3.10"),
 )
-"""The newest of each distribution first: what a tag without a release means."""
+"""The newest release of each distribution is first: a tag without a release means it."""
 
 _ANY_RELEASE = ("", "latest", "stable", "rolling", "stable-slim")
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineBase:
-    """What can be made of packages alone."""
+    """A base that can be made only of packages."""
 
     release: Release
     is_python: bool = False
-    """Whether it takes the place of an image of Python, whose programs are called ``python`` and ``pip``."""
+    """Whether it replaces an image of Python, with programs called ``python`` and ``pip``."""
 
     is_slim: bool = True
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The packages that are asked for by name."""
+        """The packages to install."""
         if not self.is_python:
             return _PACKAGES
         return (*_PACKAGES, *_PYTHON_PACKAGES, *(() if self.is_slim else _PYTHON_TOOLS))
@@ -79,7 +79,7 @@ class OfflineBase:
 
     @property
     def instructions(self) -> list[str]:
-        """What a Dockerfile sets of the image beside its files."""
+        """The Dockerfile instructions for the image's settings."""
         if not self.is_python:
             return [f"ENV PATH={_PATH}", 'CMD ["bash"]']
         return [f"ENV PATH={_PATH} LANG=C.UTF-8", 'CMD ["python3"]']
@@ -93,13 +93,13 @@ class OfflineBase:
 
     @property
     def description(self) -> str:
-        """What it is, for people."""
+        """A description for people."""
         python = f" with Python {self.release.python}" if self.is_python else ""
         return f"{self.release.distribution.name} {self.release.version}{python}"
 
 
 DEFAULT = OfflineBase(RELEASES[1])
-"""Debian 12: what the shipped tasks build on."""
+"""Debian 12, the base of the shipped tasks."""
 
 
 def full_reference(reference: str) -> str:
@@ -116,10 +116,10 @@ def is_official(reference: str) -> bool:
 
 
 def offline_base(reference: str) -> OfflineBase:
-    """Return what to make for an official image: of its own release, and for ``python`` with its own Python.
+    """Return the base to make for an official image: of its release, and for ``python`` with its Python version.
 
     Raises:
-        UsageError: No recipe is known; the message lists those that are.
+        UsageError: No recipe is known; the message lists the known ones.
     """
     found = find_offline_base(reference)
     if found is None:
@@ -128,13 +128,13 @@ def offline_base(reference: str) -> OfflineBase:
 
 
 def find_offline_base(reference: str) -> OfflineBase | None:
-    """Do what :func:`offline_base` does; return None where no recipe is known."""
+    """Do as :func:`offline_base`, but return None if no recipe is known."""
     parts = _parts(reference)
     if parts is None:
         return None
     family, tag, digest = parts
     if digest and not tag:
-        return None  # it names one release, and does not state which
+        return None  # a digest stands for one release, but does not say which
     return _python(tag) if family == "python" else _system(family, tag)
 
 

@@ -1,10 +1,10 @@
-"""A task's Dockerfile, rewritten so that buildah makes of it the image that ``docker build`` makes.
+"""Rewrite a task's Dockerfile so that buildah makes the same image from it as ``docker build``.
 
-buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's. A VOLUME makes a directory,
-and changes later RUNs, where Docker only takes note of it, as a label does here. CMD and ENTRYPOINT don't know SHELL. A
-stage does not know the ARGs of the stage that it is built on, whose CMD outlives a new ENTRYPOINT. Stages are known by
-the letter case of their names. There is no ``--link``, and no relative target of a mount. Source: the dispatcher of
-BuildKit's frontend.
+buildah makes a WORKDIR only when the next RUN or COPY needs it, and a COPY makes it for root. Its VOLUME makes a
+directory and changes later RUNs, while Docker only records it; here a label does. Its CMD and ENTRYPOINT ignore SHELL.
+A stage ignores the ARGs of its base stage, and keeps that stage's CMD with a new ENTRYPOINT. Names of stages are
+case-sensitive. ``--link`` and relative targets of mounts are not supported. Source: the dispatcher of BuildKit's
+frontend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.dockerfile import Instruction
 
 EMPTY = "harbor-gym-empty"
-"""The build context that has no file: a copy of it makes its target, and changes nothing of one that is there."""
+"""The empty build context: copying it makes the target directory, and does not change an existing one."""
 
 VOLUME_LABEL = "harbor-gym.volume."
 """Begins the name of a label whose value is a VOLUME: see :func:`volumes_of`."""
@@ -35,18 +35,18 @@ _TARGET = re.compile(r"(?<=[=,])(?:target|dst|destination)=(\"?)([^,\"]+)\1(?=,|
 
 @dataclass(frozen=True, slots=True)
 class StageStart:
-    """What a stage begins with: the USER, the WORKDIR, the SHELL and the ONBUILD of its base."""
+    """The state at the start of a stage: the USER, WORKDIR, SHELL and ONBUILD of its base."""
 
     user: str = ""
     workdir: str = "/"
     shell: tuple[str, ...] = ()
-    """Empty is Docker's own."""
+    """Empty is Docker's default."""
 
     triggers: tuple[str, ...] = ()
-    """What each ONBUILD has after its name."""
+    """The instruction of each ONBUILD."""
 
     arguments: tuple[str, ...] = ()
-    """What each ARG of an earlier stage has after its name."""
+    """The argument of each ARG of an earlier stage."""
 
 
 ROOT_AT_THE_TOP = StageStart()
@@ -60,14 +60,14 @@ class _Edit:
 
 
 def adapted(text: str, bases: Mapping[str, StageStart]) -> str:
-    """Return the Dockerfile that buildah reads as BuildKit reads this one.
+    """Return a Dockerfile from which buildah makes the image that BuildKit makes from this one.
 
     Args:
-        text: The task's own.
-        bases: What each base image begins with, by the name that the Dockerfile gives it.
+        text: The task's Dockerfile.
+        bases: The start of each base image, by its name in the Dockerfile.
 
     Raises:
-        TaskError: Buildah can't be brought to do what an instruction wants.
+        TaskError: buildah can't execute an instruction as BuildKit does.
     """
     for edit in sorted(_edits(text, bases), key=lambda edit: edit.start, reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]
@@ -75,7 +75,7 @@ def adapted(text: str, bases: Mapping[str, StageStart]) -> str:
 
 
 def volumes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the VOLUMEs of an image that buildah made of an adapted Dockerfile, by its configuration."""
+    """Return the VOLUMEs in the configuration of an image that buildah made from an adapted Dockerfile."""
     labels: dict[str, str] = config.get("Labels") or {}
     noted = (value for name, value in labels.items() if name.startswith(VOLUME_LABEL))
     return tuple(dict.fromkeys(volume for volume in (*(config.get("Volumes") or ()), *noted) if volume))
@@ -136,10 +136,10 @@ def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
 
 
 def _triggered(instruction: Instruction, state: StageStart, base: str, *, needs_help: bool) -> StageStart:
-    """Return what holds after an instruction of the base's ONBUILD, which buildah runs as it is written there.
+    """Return the state after an instruction of the base's ONBUILD, which buildah runs without changes.
 
     Raises:
-        TaskError: Buildah does not do it as Docker does.
+        TaskError: buildah executes it differently from Docker.
     """
     rest = _rest(instruction)
     match instruction.name:
@@ -183,9 +183,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _needs_help(following: Sequence[Instruction], user: str, *, is_last: bool) -> bool:
-    """Return whether buildah would not make this WORKDIR, or make it another user's.
+    """Return whether buildah would not make this WORKDIR, or make it for another user.
 
-    The final stage's last one is made when a sandbox starts.
+    The last one of the final stage is made when a sandbox starts.
     """
     if user not in _ROOT:
         return True
@@ -206,7 +206,7 @@ def _made(instruction: Instruction, user: str) -> str:
 
 
 def _noted(instruction: Instruction, numbers: Iterator[int]) -> str:
-    """Return a LABEL in place of a VOLUME: buildah puts in the variables, and does nothing else."""
+    """Return a LABEL in place of a VOLUME, for which buildah only expands the variables."""
     rest = _rest(instruction)
     words = _words(rest) or tuple(rest.split())
     values = [f'"{word}"' if len(word.split()) > 1 else word for word in words]
@@ -217,7 +217,7 @@ def _noted(instruction: Instruction, numbers: Iterator[int]) -> str:
 
 
 def _lower_case(instruction: Instruction, names: Sequence[str]) -> Iterator[_Edit]:
-    """Yield what spells the stages in a FROM as everywhere else."""
+    """Yield the edits that write the stages' names in a FROM in lower case."""
     words = [word for word in instruction.words() if not word[0].startswith("--")]
     if words[0][0].lower() in names:
         yield _written(instruction, words[0], words[0][0].lower())

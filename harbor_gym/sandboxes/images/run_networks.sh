@@ -1,13 +1,13 @@
 #!/bin/sh
-# Networks of a build: one for the builder, and one for each RUN, as Docker's have one. They lead out through slirp4netns,
-# which stays in the machine's network, and not to the machine's loopback. All ends with the build's PID namespace.
+# Networks of a build: one for the builder, and one for each RUN, as under Docker. They lead out through slirp4netns,
+# which stays in the machine's network, and not to the machine's loopback. All end with the build's PID namespace.
 #
 #   sh run_networks.sh FOLDER COMMAND...   the command, whose BUILDAH_RUNTIME is this script
 #   FOLDER/networks/runtime WORD...        the runtime itself, each container that it creates in a network of its own
 #   FOLDER/networks/enter NAME COMMAND...  the command, when the network that it is in leads out
 set -eu
 
-# Each line that comes is the process to whose network a program is to be given, and the network's name.
+# Each line of the FIFO is a process, whose network gets a slirp4netns, and the network's name.
 start_programs() {
   while read -r process name; do
     slirp4netns --configure --mtu=65520 --disable-host-loopback --ready-fd=3 --netns-type=path \
@@ -38,7 +38,7 @@ run() {
 build() {
   networks=$1/networks
   shift
-  # In memory, for the folder may be where nothing is executed.
+  # In memory, as the folder may be mounted noexec.
   mkdir "$networks" && mount -t tmpfs tmpfs "$networks"
   cp "$0" "$networks/runtime" && chmod +x "$networks/runtime" && ln "$networks/runtime" "$networks/enter"
   ln -s "$BUILDAH_RUNTIME" "$networks/real"

@@ -1,4 +1,4 @@
-"""Sources of a sandbox's root file system besides a Dockerfile: archives, directories and tars of the user."""
+"""Sources of a sandbox's root file system other than a Dockerfile: archives, directories and tars of the user."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _READ_TIMEOUT_SEC = 600.0
 
 
 def is_archive(reference: str) -> bool:
-    """Return whether an image's name states where its archive is (``oci-archive:PATH``, ``docker-archive:PATH``, …)."""
+    """Return whether an image's name is an archive (``oci-archive:PATH``, ``docker-archive:PATH``, …)."""
     return _ARCHIVE.fullmatch(reference) is not None
 
 
 def archive_path(reference: str, environment_dir: Path) -> Path:
-    """Return the file or directory that an archive's reference names; a relative one lies beside the Dockerfile.
+    """Return the file or directory of an archive's reference; a relative path is beside the Dockerfile.
 
     Raises:
-        SandboxStartError: There is nothing.
+        SandboxStartError: It does not exist.
     """
     found = _ARCHIVE.fullmatch(reference)
     assert found is not None
@@ -44,11 +44,11 @@ def archive_path(reference: str, environment_dir: Path) -> Path:
 async def load_archive(reference: str, environment_dir: Path) -> str:
     """Read an image archive into buildah's store; return the image's id there.
 
-    The name that an archive gives its image is buildah's from then on, as with ``docker load``.
+    buildah keeps the name that the archive gives its image, as ``docker load`` does.
 
     Raises:
-        SandboxStartError: There is no such archive, or it is none.
-        TaskError: Its files have ids that this user has not.
+        SandboxStartError: The archive does not exist or is invalid.
+        TaskError: Its files have ids that this user lacks.
     """
     found = _ARCHIVE.fullmatch(reference)
     assert found is not None
@@ -65,12 +65,12 @@ async def load_archive(reference: str, environment_dir: Path) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """Hash what shows that nothing below ``path`` changed: names, kinds, owners, modes, sizes, times and inodes.
+    """Return a hash that changes with any change below ``path``: of names, kinds, owners, modes, sizes, times, inodes.
 
-    No content is read: a program that changes a file can't set back the time of its last change.
+    No content is read: a program that changes a file can't reset its ctime.
 
     Raises:
-        SandboxStartError: There is nothing.
+        SandboxStartError: The path does not exist.
     """
     total = hashlib.sha256()
     try:
@@ -99,11 +99,11 @@ def _walk(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 async def copy_rootfs(source: Path, target: Path) -> None:
     """Copy a root file system, a directory or a tar of one (packed or not), to the empty directory ``target``.
 
-    Owners, modes, hard links and capabilities are kept, other file systems mounted below it left out.
+    Owners, modes, hard links and capabilities are kept; file systems mounted below it are left out.
 
     Raises:
-        SandboxStartError: It is neither, it can't be read, or it holds no shell.
-        TaskError: Its files have ids that this user has not.
+        SandboxStartError: It is neither, it can't be read, or it has no shell.
+        TaskError: Its files have ids that this user lacks.
     """
     argv = await asyncio.to_thread(_copy_argv, source, target)
     code, output = await run_tool(*CONTAINED, *argv, timeout_sec=_READ_TIMEOUT_SEC)
@@ -122,7 +122,7 @@ def _copy_argv(source: Path, target: Path) -> tuple[str, ...]:
         raise SandboxStartError(f"rootfs={str(source)!r} is neither a directory nor a tar archive")
     kept = ("--xattrs", "--xattrs-include=user.*", "--xattrs-include=security.capability")
     argv = ("tar", "--extract", "--file", str(source), "--directory", str(target), "--numeric-owner", "-p", *kept)
-    # A sandbox has its own, and an ordinary user can make none.
+    # A sandbox has its own device files, and an ordinary user can't make any.
     return *argv, "--anchored", *(f"--exclude={at}dev/*" for at in ("", "./", "/"))
 
 
@@ -132,7 +132,7 @@ def _is_tar(path: Path) -> bool:
 
 
 def _what_else(target: Path) -> str:
-    """Return what a directory is instead of a root file system; nothing if it is one."""
+    """Return why a directory is no root file system; empty if it is one."""
     if any(os.path.lexists(target / shell) for shell in _SHELLS):
         return ""
     if (target / "manifest.json").exists():

@@ -7,21 +7,21 @@ from harbor_gym.sandboxes.images.builder import run_buildah
 from harbor_gym.sandboxes.tools import CONTAINED, tail
 
 _NOT_KNOWN = "image not known"
-"""How buildah ends where its store has no such image. Source: ErrImageUnknown of containers/storage."""
+"""End of buildah's output if its store has no such image. Source: ErrImageUnknown of containers/storage."""
 
 _LOGGED = 'time="'
-"""How a line of buildah's log begins. The first command after a killed build logs each layer that was not finished."""
+"""Beginning of a line of buildah's log. The first command after a killed build logs each incomplete layer."""
 
 
 async def show_image(reference: str, template: str = "{{.FromImageID}}") -> str | None:
-    """Return what buildah shows of an image in its store, by default the id; None where it has no such image.
+    """Return data of an image in buildah's store, by default its id; None if the store has no such image.
 
     Args:
         reference: A name or an id.
-        template: What to show, as buildah's ``--format`` takes it.
+        template: The data, as buildah's ``--format``.
 
     Raises:
-        SandboxStartError: Buildah can't tell.
+        SandboxStartError: buildah can't tell.
     """
     argv = (*CONTAINED, "buildah", "inspect", "--type", "image", "--format", template, reference)
     code, output = await run_buildah(*argv, environment={})

@@ -1,4 +1,4 @@
-"""A sandbox without a daemon: namespaces and an overlay for each, held by a supervisor of ours."""
+"""A sandbox without a daemon: namespaces and an overlay for each, run by a supervisor process."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The place of sandboxes' control groups on this machine, and the groups of dead owners, to be removed."""
+"""The directories of sandboxes' control groups on this machine, and the removal of dead owners' groups."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Place:
 
 @functools.cache
 def places() -> Mapping[str, Place]:
-    """Return a place for each of :data:`CONTROLLERS` that this process may make groups with, found by making one.
+    """Return a place for each of :data:`CONTROLLERS` with which this process can make groups, found by making one.
 
-    Groups are made beside or below this process's own, so that bounds of the whole (a container's) hold on.
+    Groups are made beside or below this process's own, so that limits of its container still apply.
     """
     mounts = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
     own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
@@ -52,10 +52,10 @@ def group_name() -> str:
 
 
 def remove_groups(names: Iterable[str] | None = None) -> bool:
-    """Remove groups by name; without names, those of dead owners. What still has processes stays.
+    """Remove groups by name; without names, those of dead owners. Groups that still have processes stay.
 
     Returns:
-        True if none of them is left.
+        Whether all were removed.
     """
     is_done = True
     for place in places().values():
@@ -73,7 +73,7 @@ def remove_groups(names: Iterable[str] | None = None) -> bool:
 
 
 def memory_kills(version: int, directory: Path) -> int | None:
-    """Return how many processes of a group the kernel killed for lack of memory; None if the group is gone."""
+    """Return the number of processes of a group that the kernel killed for lack of memory; None if it is gone."""
     try:
         text = (directory / ("memory.events" if version == 2 else "memory.oom_control")).read_text(encoding="utf-8")
     except OSError:
@@ -84,13 +84,13 @@ def memory_kills(version: int, directory: Path) -> int | None:
 
 @functools.cache
 def remove_abandoned_groups() -> None:
-    """Remove what dead owners left, once per process."""
+    """Remove the groups of dead owners, once per process."""
     remove_groups()
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One hierarchy of control groups as it is mounted."""
+    """One mounted hierarchy of control groups."""
 
     version: Literal[1, 2]
     controllers: frozenset[str]
@@ -99,7 +99,7 @@ class Mount:
 
 
 def parse_mounts(mountinfo: str) -> list[Mount]:
-    """Return the hierarchies in ``/proc/self/mountinfo``'s text, version 1 first: a controller there is not in 2."""
+    """Return the hierarchies in ``/proc/self/mountinfo``'s text, version 1 first: its controllers are not in 2."""
     found: list[Mount] = []
     for line in mountinfo.splitlines():
         fields, _, rest = line.partition(" - ")
@@ -120,7 +120,7 @@ def first_usable(
         if controller not in mount.controllers:
             continue
         directory = _own_directory(mount, controller, own)
-        # Version 2 lets a group have either processes or parts with limits: beside our own is next best to below.
+        # In version 2 a group has either processes or subgroups with limits: if ours has processes, use one above.
         above = [directory, *directory.parents] if mount.version == 2 else [directory]
         for candidate in above:
             if candidate.is_relative_to(mount.point) and is_usable(controller, mount.version, candidate):
@@ -155,7 +155,7 @@ def _is_usable(controller: str, version: Literal[1, 2], directory: Path) -> bool
 
 
 def groups_for(name: str, limits: CgroupLimits) -> dict[str, tuple[int, str]]:
-    """Return the groups that a sandbox is to have: controller → version and directory."""
+    """Return the groups of a sandbox: controller → version and directory."""
     wanted = {"memory": limits.memory_bytes, "cpu": limits.cpus, "pids": limits.max_processes}
     return {
         controller: (place.version, str(place.directory / name))
@@ -165,8 +165,8 @@ def groups_for(name: str, limits: CgroupLimits) -> dict[str, tuple[int, str]]:
 
 
 def process_limits(limits: CgroupLimits) -> tuple[int | None, int | None]:
-    """Return the next best where groups can't be made: memory of each process by itself, in bytes, and each user's
-    processes, which does not bind true root.
+    """Return the substitutes for groups that can't be made: memory of each process, in bytes, and each user's number of
+    processes, which does not limit the machine's root.
     """
     memory_bytes = None if "memory" in places() else limits.memory_bytes
     return memory_bytes, limits.max_processes if is_rootless() and "pids" not in places() else None

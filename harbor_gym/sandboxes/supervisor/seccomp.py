@@ -56,7 +56,7 @@ def filters(machine: str) -> tuple[str, ...]:
     Calls of another architecture, which have other numbers, kill their process.
 
     Raises:
-        MissingDependencyError: Libseccomp or the profile is missing, or the machine is not known.
+        MissingDependencyError: libseccomp or the profile is missing, or the machine is not known.
     """
     if machine not in _ARCHITECTURES:
         raise MissingDependencyError(f"local sandboxes run on {' and '.join(_ARCHITECTURES)}, not on {machine}")
