@@ -1,9 +1,9 @@
 """Abilities beyond Harbor's ``BaseEnvironment`` that a sandbox class may have, as protocols, each with its contract.
 
-A class supports an ability by having its methods; there is nothing to inherit or register. The core asks with
-``isinstance``; a method set to None takes an inherited ability away. Every ability is optional: without it the same is
-done by plain commands, more slowly, or not at all, as each protocol states. ``harbor-gym check-sandbox`` checks what a
-class supports.
+A class supports an ability by having its methods; it need not inherit or register anything. The core checks with
+``isinstance``; a method set to None removes an inherited ability. Every ability is optional: without it the core uses
+plain commands, more slowly, or does without, as each protocol states. ``harbor-gym check-sandbox`` checks the abilities
+that a class supports.
 
 ========================  ==============================================  ============================================
 protocol                  gives                                           without it
@@ -13,13 +13,13 @@ SupportsExecPipes         takes milliseconds                              entere
 SupportsTerminal          a terminal for sandboxes without processes      tmux in the sandbox
 SupportsVerifierView      grading in a pristine view                      grading as Harbor does it
 SupportsSetUpView         later steps prepared in one                     their set-up runs among the policy's files
-SupportsCleanUp           clean-up by no program of the sandbox           the same by a script in it
+SupportsCleanUp           clean-up without programs of the sandbox        clean-up by a script in the sandbox
 SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
 SupportsWrittenPaths      ``harbor-gym check`` proposes verify_paths      no proposal
-SupportsSharedSetup       ``info["setup"]`` has ``each_start`` rightly    a class with ``setup_command`` is believed
-ReportsLeftBehind         a close that left something behind raises       Harbor's log alone has it
-ReportsServices           ``harbor-gym check`` names services            no remark
-DeclaresKnownFailures     check-sandbox shows what is known to fail       each failure counts
+SupportsSharedSetup       ``info["setup"]`` is exact                      ``shared`` for a class of this package
+ReportsLeftBehind         a close that left something behind raises       only Harbor's log reports it
+ReportsServices           ``harbor-gym check`` names services             no remark
+DeclaresKnownFailures     check-sandbox shows known failures as such      each failure counts
 ========================  ==============================================  ============================================
 """
 
@@ -41,7 +41,7 @@ class ExecTimeoutError(SandboxTimeoutError, RuntimeError):
 
 
 class SupportsExec(Protocol):
-    """The one method that every sandbox has, and what the core relies on in it."""
+    """The one method that every sandbox has, with the guarantees that the core relies on."""
 
     async def exec(
         self,
@@ -54,17 +54,17 @@ class SupportsExec(Protocol):
         """Run shell text in the sandbox and wait for its end.
 
         Args:
-            command: Text for ``bash -c`` (``sh -c`` where there is no bash). Any length up to 128 KiB, any UTF-8 but
-                NUL; it is never to be split, expanded or trimmed on the way.
+            command: Text for ``bash -c`` (``sh -c`` if there is no bash). Any length up to 128 KiB, any UTF-8 except
+                NUL; it must not be split, expanded or trimmed.
             cwd: Absolute directory; None is the image's working directory.
             env: Variables on top of the image's; values may hold commas, quotes and line ends.
-            timeout_sec: Whole seconds until the command, with the processes that it started, is killed; None is no
-                limit. What was printed until then is lost.
+            timeout_sec: Whole seconds after which the command and the processes that it started are killed; None is no
+                limit. The output until then is lost.
             user: Name or id; None is ``default_user``, and with that None the image's user.
 
         Returns:
             Exit code, standard output and standard error, decoded with replacement; a code above 128 is a signal's. A
-            failing command is a result and no error.
+            failing command is a result, not an error.
 
         Raises:
             Exception: The sandbox is gone, refuses, or the time is up. Any class that a provider's client raises: the
@@ -79,7 +79,7 @@ class SupportsExec(Protocol):
 
 
 class PipedProcess(Protocol):
-    """A running command with streams: one of asyncio's processes, or what a sandbox provides in its place."""
+    """A running command with streams: one of asyncio's processes, or a sandbox's equivalent."""
 
     @property
     def stdin(self) -> asyncio.StreamWriter | None:
@@ -88,11 +88,11 @@ class PipedProcess(Protocol):
 
     @property
     def stdout(self) -> asyncio.StreamReader | None:
-        """Its standard output, bytes as they come."""
+        """Its standard output, as unbuffered bytes."""
         ...
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, and what belongs to its process group. Idempotent, also after its end."""
+        """Kill it and its process group with SIGKILL. Idempotent, also after its end."""
         ...
 
     async def wait(self) -> int:
@@ -102,10 +102,10 @@ class PipedProcess(Protocol):
 
 @runtime_checkable
 class SupportsExecArgv(Protocol):
-    """A sandbox that a process of this machine can enter. One method, and the terminal keeps its channel open."""
+    """A sandbox that a process of this machine can enter, so that the terminal can keep its channel open."""
 
     def exec_argv(self, command: str, *, user: str | int | None = None) -> list[str]:
-        """Return an argument vector for a process of this machine that is ``command`` in the sandbox.
+        """Return an argument vector for a process of this machine that runs ``command`` in the sandbox.
 
         The process has the starter's standard streams, byte for byte and unbuffered; its status is the command's; the
         command ends with it, also when it is killed with SIGKILL, and it ends with the sandbox. Nothing is started by
@@ -126,13 +126,13 @@ class SupportsExecArgv(Protocol):
 
 @runtime_checkable
 class SupportsExecPipes(Protocol):
-    """A sandbox that starts commands with pipes itself: one process of this machine less. Beside ``exec_argv``."""
+    """A sandbox that also starts commands with pipes itself, which saves a process of this machine."""
 
     async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedProcess:
         """Start ``command`` and return while it runs; the caller ends it and awaits its ``wait``.
 
-        Standard error goes nowhere. The command ends when it is killed and with the sandbox; closing its input ends it
-        only if it heeds that.
+        Standard error is discarded. The command ends when it is killed and with the sandbox; closing its input ends it
+        only if it reads that.
 
         Args:
             command: Shell text, as for :meth:`SupportsExec.exec`.
@@ -156,24 +156,24 @@ class SupportsTerminal(Protocol):
             user: The shell's user; None is the image's user.
 
         Raises:
-            TerminalStartError: None can be opened.
+            TerminalStartError: No terminal can be opened.
         """
         ...
 
 
 @runtime_checkable
 class SupportsVerifierView(Protocol):
-    """A sandbox that can show its verifier the image as it was, with chosen paths of the policy's files."""
+    """A sandbox that can show its verifier the original image, with chosen paths of the policy's files."""
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
         """Switch every further call of the sandbox to a fresh overlay of the image's layers.
 
         In it /tests, /tmp and /logs/verifier are the image's, and of the policy's files only these paths exist, each as
-        it is: absent where it is absent, or where a link leads to it. Processes and network stay the sandbox's.
+        it is: absent if it is absent, or if a link leads to it. Processes and network stay the sandbox's.
 
         Every command in the view has the rank ``verifier``: no process outside of the view, root's or another user's,
-        opens its memory or its files (/proc/PID/mem, root, cwd, fd, environ). A process that leaves the view, or never
-        was in it (``exec_argv``), has the rank of what runs outside.
+        can open its memory or its files (/proc/PID/mem, root, cwd, fd, environ). A process that leaves the view, or was
+        never in it (``exec_argv``), has the rank of processes outside.
 
         Args:
             verify_paths: Absolute paths of directories or regular files.
@@ -194,7 +194,7 @@ class SupportsVerifierView(Protocol):
 
 @runtime_checkable
 class SupportsSetUpView(Protocol):
-    """A sandbox that can prepare a later step in a pristine view, too. Beside :class:`SupportsVerifierView`."""
+    """A sandbox with :class:`SupportsVerifierView` that can also prepare a later step in a pristine view."""
 
     async def enter_set_up_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
         """Switch every further call to a view like the verifier's, in which the default workdir is the sandbox's own.
@@ -210,52 +210,52 @@ class SupportsSetUpView(Protocol):
         ...
 
     async def leave_set_up_view(self, *, timeout_sec: float) -> str:
-        """Make what was written in the view part of the sandbox's own files, and switch every further call back.
+        """Copy the changes made in the view to the sandbox's own files, and switch every further call back.
 
-        Files, links, directories and removals, each with owner and mode, in place of what the policy has there:
-        nothing is written through its links. /tmp, /tests and /logs/verifier of the view are dropped.
+        Files, links, directories and removals, each with owner and mode, replace the policy's: nothing is written
+        through its links. /tmp, /tests and /logs/verifier of the view are dropped.
 
         Args:
-            timeout_sec: Seconds after which it is given up.
+            timeout_sec: Seconds after which the attempt ends.
 
         Returns:
-            Why not all could be written, as where the policy left no room; empty where all was. It is then the
-            policy's failure.
+            Why some changes could not be written, for example for lack of room, which is the policy's failure; empty if
+            all were.
 
         Raises:
-            SandboxTimeoutError: The time was up; the policy is held to be the cause.
+            SandboxTimeoutError: The time was up; the policy is assumed to be the cause.
             SandboxError: It failed.
 
-        Not to be assumed: that what the set-up started sees the policy's files from then on. It stays in the view, with
-        what it wrote there, and is reached over the network or in the carried paths.
+        Not to be assumed: that processes of the set-up see the policy's files from then on. They stay in the view, with
+        the files that they wrote there, and can be reached over the network or in the carried paths.
         """
         ...
 
 
 @runtime_checkable
 class SupportsCleanUp(Protocol):
-    """A sandbox that cleans up from outside, by no program that the policy could replace."""
+    """A sandbox that is cleaned up from outside, without programs that the policy could replace."""
 
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
-        """Do one of the works by which an episode cleans up before grading.
+        """Do one part of an episode's clean-up before grading.
 
-        The first ``baseline`` parts what runs in the sandbox: what ran before has the rank ``service`` and what is run
-        from then on the rank ``policy``, which can't open the memory or the files of a service's processes, as root or
-        as any user. What the policy is to have is therefore started after the first baseline, its terminal included.
+        The first ``baseline`` separates the processes of the sandbox: earlier ones have the rank ``service``, later
+        ones the rank ``policy``, which can't open the memory or the files of a service's processes, as root or as any
+        user. So the policy's processes, including its terminal, are started after the first baseline.
 
         Args:
-            work: ``baseline`` (list what runs), ``stop`` (end what is not in a baseline), ``open_grading`` (make again
-                the workdir and the log directories, and give room that the policy could not use), ``close_grading``
-                (take that room back, as far as it is free) or ``reset_verifier_dirs`` (empty the verifier's
+            work: ``baseline`` (list the processes), ``stop`` (end those not in a baseline), ``open_grading`` (make the
+                workdir and the log directories again, and free the room reserved for grading), ``close_grading``
+                (reserve that room again, as far as it is free) or ``reset_verifier_dirs`` (empty the verifier's
                 directories). Others are refused, or the class's own.
-            arguments: What the work takes; see :mod:`harbor_gym.episode.grading.cleanup`, its only caller.
-            timeout_sec: Seconds after which the work is given up.
+            arguments: The arguments of the part; see :mod:`harbor_gym.episode.grading.cleanup`, its only caller.
+            timeout_sec: Seconds after which the attempt ends.
 
         Returns:
-            What the work found, and ``oom_kills``: processes that the memory limit killed so far, None if not counted.
+            The results, and ``oom_kills``: processes that the memory limit killed so far, None if not counted.
 
         Raises:
-            SandboxTimeoutError: The time was up; the policy is held to be the cause.
+            SandboxTimeoutError: The time was up; the policy is assumed to be the cause.
             SandboxError: The work failed.
         """
         ...
@@ -263,10 +263,10 @@ class SupportsCleanUp(Protocol):
 
 @runtime_checkable
 class SupportsIsUp(Protocol):
-    """A sandbox of which the host knows whether it is there, whatever its policy did to what is in it."""
+    """A sandbox whose host knows whether it exists, regardless of its policy's actions."""
 
     async def is_up(self) -> bool:
-        """Return whether the sandbox is there. Asks the host or the provider, and runs no program in the sandbox.
+        """Return whether the sandbox exists. Asks the host or the provider, and runs no program in the sandbox.
 
         A sandbox that is up and answers nothing was broken by its policy (reward 0); one that is not up was lost (no
         reward). When in doubt, return False.
@@ -276,12 +276,12 @@ class SupportsIsUp(Protocol):
 
 @runtime_checkable
 class SupportsWrittenPaths(Protocol):
-    """A sandbox that knows what was changed in it."""
+    """A sandbox that knows which of its files were changed."""
 
     async def written_paths(self) -> Sequence[PurePosixPath]:
-        """Return the paths that differ from the image: files, links, empty directories, and what was deleted.
+        """Return the paths that differ from the image: files, links, empty directories, and deleted entries.
 
-        Some thousand at most; which, where there are more, is open.
+        At most some thousand; if there are more, an arbitrary selection.
 
         Raises:
             SandboxError: They can't be listed.
@@ -295,17 +295,17 @@ class SupportsSharedSetup(Protocol):
 
     @property
     def shares_setup(self) -> bool:
-        """Whether the started sandbox stands on files that the command wrote once for many."""
+        """Whether the started sandbox uses files that the command wrote once for many sandboxes."""
         ...
 
 
 @runtime_checkable
 class ReportsLeftBehind(Protocol):
-    """A sandbox that knows what its ``stop`` could not remove. Harbor logs such an error and goes on."""
+    """A sandbox that knows which objects its ``stop`` could not remove. Harbor only logs such an error."""
 
     @property
     def left_behind(self) -> str | None:
-        """Return what is left and how to remove it, as a sentence; None where nothing is."""
+        """A sentence on the remaining objects and how to remove them; None if there are none."""
         ...
 
 
@@ -315,13 +315,13 @@ class ReportsServices(Protocol):
 
     @property
     def services_note(self) -> str | None:
-        """How long it waited, for people; None where no service was started."""
+        """A sentence on how long it waited; None if no service was started."""
         ...
 
 
 @runtime_checkable
 class DeclaresKnownFailures(Protocol):
-    """A sandbox class, or a maker of environments, whose behaviours are known not to hold all."""
+    """A sandbox class, or a maker of environments, with behaviours that are known not to hold."""
 
     @property
     def known_failures(self) -> Mapping[str, str]:

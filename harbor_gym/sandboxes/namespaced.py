@@ -1,4 +1,4 @@
-"""The common base of the environments whose sandboxes are entered by processes of this machine."""
+"""The common base of environments whose sandboxes are entered by processes of this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from harbor_gym.sandboxes.supervisor.running import Finished, RunningSandbox
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LEAST_CPUS = 0.01
-"""The kernel's least quota is a millisecond, of periods of 100."""
+"""The kernel's smallest quota is 1 ms in periods of 100 ms."""
 
 _LOOK_TIMEOUT_SEC, _DIRECTORIES_TIMEOUT_SEC = 10.0, 60.0
 
@@ -85,7 +85,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             "storage_mb": self._effective_storage_mb,
         }
         for name, value in limits.items():
-            # A fraction of a CPU is one; what no quota of the kernel's can be is none.
+            # A fraction of a CPU is allowed down to the kernel's smallest quota.
             least = _LEAST_CPUS if name == "cpus" else 1
             if value is not None and value < least:
                 raise TaskError(
@@ -101,12 +101,12 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     @override
     async def start(self, force_build: bool) -> None:
-        """Get the image, building it if it is not kept here, and start the sandbox.
+        """Get the image, building it if the cache lacks it, and start the sandbox.
 
         Raises:
-            MissingDependencyError: A program or a right is missing; for a task with a public network, what that needs.
+            MissingDependencyError: A program or a right is missing, possibly only for a task with a public network.
             SandboxStartError: The image is not available, the sandbox does not come up, or the set-up fails.
-            TaskError: The image is unhealthy, or has not what the task declares of it.
+            TaskError: The image is unhealthy, or lacks something that the task declares.
         """
         if self._is_started:
             raise SandboxStartError(f"this {self.type()} sandbox was started before: make a new environment instead")
@@ -126,12 +126,12 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     @override
     async def stop(self, delete: bool) -> None:
-        """End the sandbox with everything in it. Idempotent, and safe in any state.
+        """End the sandbox with all its processes and files. Idempotent, and safe in any state.
 
-        ``delete`` changes nothing: a sandbox leaves nothing that could be kept; its image stays.
+        ``delete`` has no effect: a sandbox leaves nothing that could be kept; its image stays.
 
         Raises:
-            SandboxTimeoutError: It did not end in time, or had to be killed the hard way.
+            SandboxTimeoutError: It did not end in time.
         """
         ending = self._let_go()
         if ending is not None:
@@ -151,7 +151,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     @abstractmethod
     def _let_go(self) -> Coroutine[Any, Any, None] | None:
-        """Forget the sandbox and what it holds; return what ends them, None where there is nothing."""
+        """Release the sandbox and its resources; return the coroutine that ends them, None if there are none."""
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -164,17 +164,17 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run ``command`` in bash (sh where the image has no bash) and wait for its exit.
+        """Run ``command`` in bash (sh if the image has no bash) and wait for its exit.
 
-        What it leaves running lives on, even if it holds the output open. Its stdin is empty. A killed command's
-        return code is 128 + the signal.
+        Processes that it leaves running live on, even if they hold the output open. Its stdin is empty. A killed
+        command's return code is 128 + the signal.
 
         Args:
             command: Shell text, of any length.
             cwd: Working directory; None is the task's ``workdir``, else the option's, else the image's.
             env: Variables on top of the image's, the task's and the trial's.
-            timeout_sec: After so many seconds the command's process group is killed.
-            user: Name or uid, with ``:group`` if need be, of the sandbox's own accounts; None is the default user.
+            timeout_sec: Seconds after which the command's process group is killed.
+            user: Name or uid, optionally with ``:group``, of the sandbox's own accounts; None is the default user.
 
         Raises:
             SandboxError: No such user or directory in a local sandbox; in one of Apptainer the return code is 126.
@@ -207,14 +207,13 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         env: dict[str, str] | None = None,
         user: str | int | None = None,
     ) -> list[str]:
-        """Return an argument vector for a process of this machine that is ``command`` in the sandbox.
+        """Return an argument vector for a process of this machine that runs ``command`` in the sandbox.
 
         For a caller that needs a long-lived process with pipes or a terminal of its own: the command has the starter's
         stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it ends with the process and with
-        the sandbox. Give it pipes or a terminal of its own: a file of the host handed in could be opened again and
-        written by the sandbox, and your own terminal could be typed into. The command sees the sandbox's own files,
-        while a verifier has its view too. The arguments mean what they mean for :meth:`exec`. 125 is the status when
-        the sandbox is gone.
+        the sandbox. Give it pipes or a terminal of its own: the sandbox could open and write to a file of the host, or
+        type into your own terminal. The command sees the sandbox's own files, even during a verifier's view. The
+        arguments are those of :meth:`exec`. The exit status is 125 if the sandbox is gone.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -222,7 +221,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         self._has_argv_outside = True
         return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
 
-    # --- directories, by no program of the sandbox's: supervisor/program/grading/directories.py -----------------------
+    # --- directories, without programs of the sandbox: supervisor/program/grading/directories.py ----------------------
 
     @override
     async def is_dir(self, path: str, user: str | int | None = None) -> bool:
@@ -236,14 +235,14 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     @override
     async def is_file(self, path: str, user: str | int | None = None) -> bool:
-        """Return whether a user finds a regular file at a path, through links too; else as :meth:`is_dir`."""
+        """Return whether a user finds a regular file at a path, through links too; as :meth:`is_dir`."""
         return (await self._look(path, user))["is_file"]
 
     @override
     async def ensure_dirs(self, dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
-        """Make directories that are missing, as root, and open them to all; without ``chmod`` as the default user.
+        """Make missing directories, as root and writable for all; without ``chmod`` as the default user.
 
-        As root no link is followed but root's own. What could not be done is in the result, with a return code of 1.
+        As root only root's own links are followed. A failure is in the result, with return code 1.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -254,9 +253,9 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     @override
     async def empty_dirs(self, dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
-        """Make directories empty, as root, in place of files and links with their names; else as :meth:`ensure_dirs`.
+        """Make or empty directories, as root, replacing files and links with their names; as :meth:`ensure_dirs`.
 
-        Without ``chmod`` one that is there keeps its mode.
+        Without ``chmod`` an existing one keeps its mode.
         """
         paths = self._absolute(dirs)
         return await self._change("empty_dirs", {"directories": paths, "opens": chmod}) if dirs else None
@@ -269,7 +268,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         create_dirs: Sequence[str | PurePath],
         chmod_dirs: Sequence[str | PurePath] | None = None,
     ) -> ExecResult:
-        """Remove what has some names, make directories and open some to all, as root; as :meth:`ensure_dirs`."""
+        """Remove entries, make directories and make some writable for all, as root; as :meth:`ensure_dirs`."""
         lists = {"remove": remove_dirs, "create": create_dirs, "open_to_all": chmod_dirs or ()}
         return await self._change("reset_dirs", {name: self._absolute(dirs) for name, dirs in lists.items()})
 
@@ -288,16 +287,16 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         return [posixpath.join(workdir, str(path)) for path in paths]
 
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
-        """Do one of the works by which an episode cleans up, by no program of the sandbox's.
+        """Do one part of an episode's clean-up, without programs of the sandbox.
 
         Args:
             work: ``baseline``, ``stop``, ``open_grading``, ``close_grading`` or ``reset_verifier_dirs``: a function of
-                the supervisor's ``cleanup`` module, but for ``close_grading``.
-            arguments: What it is called with.
-            timeout_sec: After so long it is killed.
+                the supervisor's ``cleanup`` module, except ``close_grading``.
+            arguments: The function's arguments.
+            timeout_sec: Seconds after which it is killed.
 
         Returns:
-            What it returned, and ``oom_kills``: :attr:`memory_kills`.
+            The function's results, and ``oom_kills``: :attr:`memory_kills`.
 
         Raises:
             SandboxError: It failed.
@@ -316,20 +315,20 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     @property
     def _is_vacant(self) -> bool:
-        """Whether no process is inside since a stop that spared none: only a new command could have started one."""
+        """Whether no process is inside: a stop has spared none, and no command was started since."""
         return self._commands_before_vacancy == self._running().commands and not self._has_argv_outside
 
     @property
     @abstractmethod
     def memory_kills(self) -> int | None:
-        """Processes that the sandbox's memory limit has killed so far; None where nothing counts them."""
+        """Processes that the sandbox's memory limit has killed so far; None if they are not counted."""
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
         """Switch every further call to a pristine view: a fresh overlay on the image.
 
-        In it are /tests, /tmp and /logs/verifier as the image has them, and of the sandbox's own files these paths and
-        Harbor's other log directories, each as it is: absent where it is absent, or where a link leads to it. setuid
-        programs give nothing there. Processes and network are the sandbox's.
+        It has the image's /tests, /tmp and /logs/verifier, and of the sandbox's own files these paths and Harbor's
+        other log directories, each as it is: absent if it is absent, or if a link leads to it. setuid programs give no
+        rights there. Processes and network are the sandbox's.
 
         Args:
             verify_paths: Absolute paths of directories or regular files.
@@ -349,9 +348,9 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         await self._running().leave_view()
 
     async def enter_set_up_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Switch every further call to a view as :meth:`enter_verifier_view` makes, which has the default workdir too.
+        """Switch every further call to a view like :meth:`enter_verifier_view`'s, which also has the default workdir.
 
-        Its commands are closed to the policy's, and the verifier's to them.
+        The policy's processes can't access those of the view, nor these the verifier's.
 
         Args:
             verify_paths: Absolute paths of directories or regular files.
@@ -368,16 +367,16 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         await self._running().enter_view(paths, also=also, rank=SERVICE)
 
     async def leave_set_up_view(self, *, timeout_sec: float) -> str:
-        """Copy what was written in the view to the sandbox's own files, and switch every further call back to them.
+        """Copy the changes made in the view to the sandbox's own files, and switch every further call back to them.
 
-        By no program of the sandbox, and through no link. Not copied are /tmp, /tests, /logs/verifier, sockets, and
-        attributes beyond owner, mode and time.
+        No program of the sandbox runs, and no link is followed. Not copied are /tmp, /tests, /logs/verifier, sockets,
+        and attributes other than owner, mode and time.
 
         Args:
-            timeout_sec: Seconds after which it is given up.
+            timeout_sec: Seconds after which the attempt ends.
 
         Returns:
-            Why not all could be copied, as where the policy left no room; empty where all was.
+            Why some files could not be copied, for example for lack of room; empty if all were.
 
         Raises:
             SandboxError: It failed.
@@ -390,8 +389,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         return [target for target in self._mount_targets(writable_only=True) if not _is_of_verifier(target)]
 
     async def written_paths(self) -> Sequence[PurePosixPath]:
-        """Return the paths that differ from the image, some thousand at most: files, links, empty directories, and
-        what was deleted.
+        """Return the paths that differ from the image, at most some thousand: files, links, empty directories, and
+        deleted entries.
 
         Raises:
             SandboxError: They can't be listed.
@@ -400,7 +399,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         return [PurePosixPath(path) for path in await self._running().written_paths()]
 
     async def is_up(self) -> bool:
-        """Return whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
+        """Return whether the sandbox itself, with its first process and its supervisor, still runs."""
         return self._sandbox is not None and self._sandbox.is_running
 
     @override
@@ -441,7 +440,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         return self._image
 
     def _directories(self, image: ImageSettings) -> dict[str, int | None]:
-        """Return the directories that a sandbox has from its start, and their modes; logs are for all to write."""
+        """Return the directories of a sandbox at its start, and their modes; log folders are writable for all."""
         return {**self._image_directories(image), **dict.fromkeys(self._mount_targets(writable_only=True), 0o777)}
 
     def _image_directories(self, image: ImageSettings) -> dict[str, int | None]:
@@ -480,11 +479,11 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     @property
     def services_note(self) -> str | None:
-        """How long the start waited for what the image's ENTRYPOINT starts; None where nothing of it runs on."""
+        """A sentence on how long the start waited for the ENTRYPOINT's services; None if none of them runs on."""
         return None if self._services is None else self._services.note
 
     async def _await_health(self, image: ImageSettings) -> None:
-        """Return when the image's HEALTHCHECK succeeds; at once where it has none.
+        """Wait until the image's HEALTHCHECK succeeds; return at once if it has none.
 
         Raises:
             TaskError: It fails as often as the image allows.
@@ -509,7 +508,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
 
 def default_env(image: ImageSettings) -> dict[str, str]:
-    """Return the environment of a command for which neither task nor caller sets one."""
+    """Return the environment of a command before the task's and the caller's variables."""
     return {"PATH": _DEFAULT_PATH, **image.env}
 
 

@@ -11,7 +11,7 @@ from harbor_gym.sandboxes.pipes import InputPipe, OutputPipe
 
 
 class PipedCommand:
-    """A living command. Looks like an ``asyncio.subprocess.Process``; its owner ends it and awaits :meth:`wait`.
+    """A running command, similar to an ``asyncio.subprocess.Process``; its owner ends it and awaits :meth:`wait`.
 
     Args:
         kill: Kills the command's process group.
@@ -21,21 +21,20 @@ class PipedCommand:
     def __init__(self, kill: Callable[[], None], answered: asyncio.Future[dict[str, Any]]) -> None:
         self._kill = kill
         self._answered = answered
-        # Its output stays to be read, up to its end; a sandbox's end ends that too. An owner that was cancelled
-        # may never come to `wait`.
+        # Its output can still be read to the end. An owner that was cancelled may never call `wait`.
         answered.add_done_callback(lambda _: self._hang_up())
         self._transports: list[asyncio.BaseTransport] = []
         self._input, self._output = InputPipe(), OutputPipe("stdout", None)
         self._errors = OutputPipe("stderr", None)
         self.problem = ""
-        """Why it was not started, known when it has ended; empty where it was."""
+        """Why it could not be started, known after its end; empty if it was."""
 
         self.stdin: asyncio.StreamWriter | None = None
         self.stdout: asyncio.StreamReader | None = None
 
     @property
     def far_ends(self) -> tuple[InputPipe, OutputPipe, OutputPipe]:
-        """The pipes whose far ends the command gets. Its standard error goes nowhere."""
+        """The pipes whose far ends the command gets. Its standard error is discarded."""
         return self._input, self._output, self._errors
 
     async def connect(self) -> None:
@@ -53,19 +52,19 @@ class PipedCommand:
         self.stdin = asyncio.StreamWriter(writer, writing, None, loop)
 
     def kill(self) -> None:
-        """Kill the command and what belongs to its process group."""
+        """Kill the command and its process group."""
         if not self._answered.done():
             self._kill()
 
     async def wait(self) -> int:
-        """Wait for the command's end and return its status; 137 where its sandbox ended."""
+        """Wait for the command's end and return its status; 137 if its sandbox ended."""
         answer = await asyncio.shield(self._answered)
         self.drop()
         self.problem = answer.get("error", "")
         return answer.get("return_code", 137)
 
     def _hang_up(self) -> None:
-        """Close what nobody needs of a command that has ended."""
+        """Close the input and the error pipe of a command that has ended."""
         if self.stdin is not None:
             self.stdin.close()
         self._errors.close()

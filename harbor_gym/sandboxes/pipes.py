@@ -1,4 +1,4 @@
-"""The streams of one command in a sandbox: pipes that the loop reads and writes without blocking."""
+"""The streams of one command in a sandbox: pipes that the event loop reads and writes without blocking."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ StreamName = Literal["stdout", "stderr"]
 Chunk = Callable[[bytes, StreamName], Awaitable[None]]
 _CHUNK_BYTES = 1 << 16
 MAX_OUTPUT_BYTES = 64 << 20
-"""Output of one command that is kept, per stream; the rest is read and dropped, and the cut is stated."""
+"""Limit of one command's kept output, per stream; the rest is read and dropped, and the cut is stated."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Output:
     dropped_bytes: int = 0
 
     def add(self, chunk: bytes) -> None:
-        """Keep what still fits."""
+        """Keep as much of a chunk as still fits."""
         room = max(0, MAX_OUTPUT_BYTES - len(self.kept))
         self.kept += chunk[:room]
         self.dropped_bytes += max(0, len(chunk) - room)
@@ -36,7 +36,7 @@ class Output:
 
 
 class _Pipe:
-    """A pipe of which one end goes to a sandbox."""
+    """A pipe with one end for a sandbox."""
 
     def __init__(self) -> None:
         self.near_end = -1

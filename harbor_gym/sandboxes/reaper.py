@@ -1,4 +1,4 @@
-"""Remove the leftovers of dead processes of this machine, and nothing else."""
+"""Remove the leftovers of dead processes on this machine, and nothing else."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ _CGROUP_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One thing that outlived its owner."""
+    """One object that outlived its owner."""
 
     kind: str
     """``container``, ``network``, ``volume``, ``image``, ``build`` (buildah's container), ``directory``, ``cgroup``."""
 
     name: str
-    """Docker's id or name of it, or its path."""
+    """Its id or name in Docker, or its path."""
 
     owner: str
-    """The label of the process that left it; empty for what was kept on purpose."""
+    """The label of the process that left it; empty for objects that were kept on purpose."""
 
 
 def find_leftovers() -> list[Leftover]:
-    """Return everything that dead owners left on this machine, in the order in which it can be removed.
+    """Return all leftovers of dead owners on this machine, in the order in which they can be removed.
 
-    What has no owner's label is never among it, nor what may belong to a living process or to another machine. Blocks
-    for some hundredths of a second, and for longer where the Docker daemon is slow to answer.
+    Objects without an owner's label, and those that may belong to a living process or to another machine, are never
+    among them. Blocks for some hundredths of a second, and longer if the Docker daemon is slow to answer.
     """
     return [*_in_docker(), *_builds(), *_directories(), *_cgroups()]
 
 
 def find_images() -> list[Leftover]:
-    """Return the tasks' images that Docker keeps from one start to the next. Those in use refuse to be removed."""
+    """Return the tasks' images that Docker keeps from one start to the next. Docker refuses to remove used ones."""
     if shutil.which("docker") is None:
         return []
-    # By name: an image that went by several would refuse to be removed by its id.
+    # By name: Docker refuses to remove an image with several names by its id.
     named = _docker("images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", f"label={IMAGE_LABEL}")
     return [Leftover("image", name, "") for name in named if "<none>" not in name]
 
@@ -78,10 +78,10 @@ def remove(leftovers: Iterable[Leftover]) -> list[str]:
 
 
 def reap_in_background(*, in_docker: bool) -> None:
-    """Remove what dead owners left, in a thread of its own, once per process. Returns at once.
+    """Remove the leftovers of dead owners, in a thread, once per process. Returns at once.
 
     Args:
-        in_docker: What Docker holds, too; otherwise folders only, which takes a millisecond.
+        in_docker: Also those in Docker; otherwise only folders and builds, which takes a millisecond.
     """
     done_already = (os.getpid(), in_docker)
     with _lock:
@@ -96,7 +96,7 @@ _reaped: set[tuple[int, bool]] = set()
 
 
 def _reap_quietly(in_docker: bool) -> None:
-    # Nobody waits for this; the sandbox's own start reports what is wrong with the daemon.
+    # No caller waits for this; the sandbox's own start reports errors of the daemon.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if in_docker:
             remove(find_leftovers())
@@ -115,7 +115,7 @@ def _in_docker() -> Iterator[Leftover]:
     alive = {item.project for things in owned.values() for item in things if is_alive(item.owner)}
     for kind, words in _LISTINGS.items():
         found = {item.name: item.owner for item in owned[kind] if not is_alive(item.owner)}
-        # What a task's Compose file includes from others could not be labelled: it goes with its project.
+        # Objects that a task's Compose file includes from others have no label: they are removed with their project.
         for project in sorted(dead.keys() - alive - {""}):
             for item in _listed(words, f"{PROJECT_LABEL}={project}"):
                 found.setdefault(item.name, dead[project])
@@ -140,7 +140,7 @@ def _listed(words: list[str], label: str) -> Iterator[_Owned]:
 
 
 def _docker(*words: str) -> list[str]:
-    """Return the lines that the Docker client prints; none where there is no daemon."""
+    """Return the lines that the Docker client prints; none without a daemon."""
     done = ask("docker", *words, timeout_sec=_LISTING_TIMEOUT_SEC)
     return done.stdout.splitlines() if done.returncode == 0 else []
 
@@ -149,7 +149,7 @@ def _docker(*words: str) -> list[str]:
 
 
 def _builds() -> Iterator[Leftover]:
-    """Find the working containers of builds and exports that were killed, by the name or the mark that those gave."""
+    """Find the working containers of killed builds and exports, by their name or mark."""
     if shutil.which("buildah") is None:
         return
     for container, name in _working_containers().items():
@@ -189,7 +189,7 @@ def _directories() -> Iterator[Leftover]:
 
 
 def _cgroups() -> Iterator[Leftover]:
-    """Find control groups by the label in their names. Those below one go with it."""
+    """Find control groups by the label in their names. Those below one are removed with it."""
     for directory, names, _ in os.walk(_CGROUPS):
         depth = len(Path(directory).relative_to(_CGROUPS).parts)
         if depth >= _CGROUP_DEPTH:
@@ -204,7 +204,7 @@ def _is_dead(name: str) -> bool:
 
 
 def _remove(item: Leftover) -> str | None:
-    """Remove one thing; return why it is still there, or None when it is gone."""
+    """Remove one object; return why it still exists, or None if it is gone."""
     try:
         match item.kind:
             case "directory":
@@ -223,7 +223,7 @@ def _remove(item: Leftover) -> str | None:
 
 
 def _remove_from_docker(words: list[str]) -> str | None:
-    """Run a removal until Docker reports that it is done; another reaper may be at work on the same things."""
+    """Run a removal until Docker reports that it is done; another reaper may be removing the same object."""
     output = ""
     for _ in range(_ATTEMPTS):
         done = ask("docker", *words, timeout_sec=_REMOVAL_TIMEOUT_SEC)
@@ -235,7 +235,7 @@ def _remove_from_docker(words: list[str]) -> str | None:
 
 
 def _remove_cgroup(path: Path) -> None:
-    """Remove a control group with those below it, once its processes have ended: their supervisor sees to that."""
+    """Remove a control group with those below it, once its processes, which end with their supervisor, are gone."""
     for child in path.iterdir():
         if child.is_dir():
             _remove_cgroup(child)

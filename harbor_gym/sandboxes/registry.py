@@ -32,7 +32,7 @@ APPTAINER = "apptainer"
 
 _APPTAINER_IMPORT_PATH = "harbor_gym.sandboxes.apptainer.environment:ApptainerEnvironment"
 _OWN = {LOCAL: _LOCAL_IMPORT_PATH, "docker": _DOCKER_IMPORT_PATH, APPTAINER: _APPTAINER_IMPORT_PATH}
-"""Name → our own class."""
+"""Name → class of this package."""
 
 _NAMES = {path: name for name, path in _OWN.items()}
 _PROBE_TIMEOUT_SEC = 20
@@ -40,14 +40,14 @@ _PROBE_TIMEOUT_SEC = 20
 
 
 def sandbox_names() -> list[str]:
-    """Return every name that :func:`environment_config` accepts, our own first, then Harbor's."""
+    """Return every name that :func:`environment_config` accepts, those of this package first, then Harbor's."""
     from harbor.models.environment_type import EnvironmentType
 
     return [LOCAL, APPTAINER, *sorted(kind.value for kind in EnvironmentType)]
 
 
 def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -> EnvironmentConfig:
-    """Translate a sandbox's name into Harbor's configuration of it. Starts and checks nothing.
+    """Return Harbor's configuration of a sandbox by its name. Starts no sandbox.
 
     Args:
         name: ``local``, ``apptainer``, a Harbor environment type (``docker``, ``daytona``, …), or
@@ -55,7 +55,7 @@ def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -
         options: Keyword arguments for the sandbox's class (Harbor's ``environment.kwargs``).
 
     Raises:
-        UsageError: Nothing has that name, or our own class has no such option; the message lists near matches.
+        UsageError: There is no such name, or this package's class has no such option; the message lists near matches.
     """
     from harbor.models.environment_type import EnvironmentType
     from harbor.models.trial.config import EnvironmentConfig
@@ -74,7 +74,7 @@ def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, Any]:
-    """Read a sandbox's options as a command line has them, ``NAME=VALUE`` each.
+    """Read a sandbox's options from a command line, ``NAME=VALUE`` each.
 
     Args:
         texts: A value that is JSON is parsed (a number, true, a list); any other is text.
@@ -97,12 +97,12 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def takes_setup(name: str) -> bool:
-    """Return whether a sandbox's class takes a ``setup_command``, to run it once for many sandboxes where it can."""
+    """Return whether a sandbox's class takes a ``setup_command``, which it may run once for many sandboxes."""
     return name in _OWN or name in _NAMES
 
 
 def shares_setup(name: str, started: BaseEnvironment) -> bool:
-    """Return whether a started sandbox stands on what its ``setup_command`` left once for many sandboxes."""
+    """Return whether a started sandbox uses files that its ``setup_command`` wrote once for many sandboxes."""
     return takes_setup(name) and (not isinstance(started, SupportsSharedSetup) or started.shares_setup)
 
 
@@ -153,7 +153,7 @@ def _unknown_name(name: str) -> str:
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise where an option is none of the class's: Harbor's base class accepts and ignores any option."""
+    """Refuse unknown options of a class: Harbor's base class accepts and ignores any option."""
     if not options:
         return
     path, _, class_name = _OWN[name].partition(":")
@@ -182,9 +182,9 @@ def _one_line(exc: BaseException) -> str:
 
 
 def _require_extra(label: str) -> None:
-    """Raise when Harbor has an extra of this name and part of it is not installed.
+    """Check that the extra of Harbor with this name, if there is one, is installed.
 
-    Some of Harbor's kinds find that out only when a trial has begun.
+    Some of Harbor's environments check that only after a trial has begun.
     """
     for requirement in importlib.metadata.requires("harbor") or []:
         if not re.search(rf"""extra == ['"]{re.escape(label)}['"]""", requirement):
@@ -199,7 +199,7 @@ def _require_extra(label: str) -> None:
 
 
 def _require_compose() -> None:
-    """Raise unless the Docker client has Compose v2, which Harbor drives every Docker sandbox with."""
+    """Check that the Docker client has Compose v2, with which Harbor runs every Docker sandbox."""
     try:
         done = subprocess.run(
             ["docker", "compose", "version", "--short"], capture_output=True, check=False, timeout=_PROBE_TIMEOUT_SEC

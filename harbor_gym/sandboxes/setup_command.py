@@ -1,4 +1,4 @@
-"""The rules for a task's ``setup_command`` on every sandbox: the meaning of its failure, and its exceptions."""
+"""The rules for a task's ``setup_command`` on every sandbox: its failures, and the sandboxes without it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _OF_VERIFIERS = "__verifier__"
 
 
 def is_of_verifier(session_id: str) -> bool:
-    """Return whether a sandbox is a separate verifier's, which the task's set-up is not for."""
+    """Return whether a sandbox is a separate verifier's, for which no set-up command runs."""
     return _OF_VERIFIERS in session_id
 
 
 @contextlib.asynccontextmanager
 async def setting_up(timeout_sec: float) -> AsyncGenerator[None]:
-    """Bound what is done for a set-up command in time, and report its failure as a failed start.
+    """Limit the time of a set-up command, and report its failure as a failed start.
 
     Raises:
         SandboxStartError: The time was up, or the sandbox failed.

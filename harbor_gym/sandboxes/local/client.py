@@ -47,9 +47,9 @@ _STOP_TIMEOUT_SEC = 10.0
 _REMOVE_PAUSE_SEC = 0.01
 _MESSAGE_BYTES = 1 << 16
 _CLEANUP_TRIES = 3
-"""A child of the supervisor that somebody in the sandbox killed is followed by another."""
+"""Attempts of a clean-up, whose process a process of the sandbox may kill."""
 _DRAIN_SEC = 0.1
-"""How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
+"""Seconds after a command's end in which processes that it left (``> >(tee log)``) may still write output."""
 
 
 class SupervisedSandbox(RunningSandbox):
@@ -81,15 +81,15 @@ class SupervisedSandbox(RunningSandbox):
         high_ids: Sequence[int] = (),
         is_for_copying: bool = False,
     ) -> None:
-        """Build the sandbox on ``layers``, the topmost first, which stay untouched; return when its PID 1 runs.
+        """Start the sandbox on ``layers``, the topmost first, which are not changed; return when its PID 1 runs.
 
         After any failure, call :meth:`stop`.
 
         Args:
             layers: Directories of the host.
-            limits: What bounds it.
-            directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
-            high_ids: Those of its ids that are above the ones which each sandbox has.
+            limits: The sandbox's limits.
+            directories: Directory → mode, made for root if missing; None keeps the mode of an existing one.
+            high_ids: Its ids above those that each sandbox has.
             is_for_copying: Let its files have the ids of this process's own user namespace, for :meth:`copy_written`.
 
         Raises:
@@ -176,9 +176,9 @@ class SupervisedSandbox(RunningSandbox):
             await self._remove_groups()
 
     async def copy_written(self, target: Path) -> None:
-        """Copy everything that the sandbox wrote into a directory, as a layer: deletions are devices 0:0.
+        """Copy all files that the sandbox wrote into a directory, as a layer: deletions are devices 0:0.
 
-        Nothing inside may run meanwhile. No link is followed, and nothing of the sandbox is executed.
+        No process inside may run meanwhile. No link is followed, and no program of the sandbox is executed.
 
         Raises:
             SandboxError: It can't be copied.
@@ -194,7 +194,7 @@ class SupervisedSandbox(RunningSandbox):
             raise SandboxError(f"the files of the local sandbox can't be copied: {output.strip()}")
 
     async def _remove_groups(self) -> None:
-        """Do what a killed supervisor could not; the kernel takes a moment to end what was in the sandbox."""
+        """Remove control groups in place of a killed supervisor, once the kernel has ended the sandbox's processes."""
         for _ in range(int(_STOP_TIMEOUT_SEC / _REMOVE_PAUSE_SEC)):
             if cgroups.remove_groups([self._group]):
                 return
@@ -203,11 +203,11 @@ class SupervisedSandbox(RunningSandbox):
     @property
     @override
     def is_running(self) -> bool:
-        """Return whether commands can still be run."""
+        """Whether commands can still be run."""
         return self._ready.done() and not self._is_lost
 
     def memory_kills(self) -> int | None:
-        """Return how many processes the memory limit has killed; None where no control group bounds them together."""
+        """Return the number of processes that the memory limit has killed; None without a control group for memory."""
         version, directory = self._require_target().cgroups.get("memory", (0, ""))
         return cgroups.memory_kills(version, Path(directory)) if directory else None
 
@@ -225,7 +225,7 @@ class SupervisedSandbox(RunningSandbox):
         try:
             data, handles, *_ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, ConnectionError):
-            # A reset means that the other end left a request unread; its last words and the stream's end follow.
+            # After a reset, for a request that the other end left unread, its last messages and the end follow.
             return
         if not data:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
@@ -264,7 +264,7 @@ class SupervisedSandbox(RunningSandbox):
         return self._target
 
     async def switch_network(self, *, is_open: bool) -> None:
-        """Give the sandbox a network or take it, with every connection.
+        """Give the sandbox a network, or remove it with every connection.
 
         Raises:
             SandboxError: No network is available.
@@ -369,7 +369,7 @@ class SupervisedSandbox(RunningSandbox):
         return answer
 
     def _expect_answer(self) -> tuple[int, asyncio.Future[dict[str, Any]]]:
-        """Number a request that is about to be sent; its answer ends the future."""
+        """Return the number of a request to be sent, and the future of its answer."""
         if not self.is_running:
             raise self._lost("the local sandbox is not running")
         self._requests += 1
@@ -392,8 +392,8 @@ class SupervisedSandbox(RunningSandbox):
         """Run one command and wait for its exit, not for the end of its output.
 
         Args:
-            request: What to run.
-            timeout_sec: After so long the command's whole process group is killed.
+            request: The command.
+            timeout_sec: Seconds after which the command's whole process group is killed.
             on_chunk: Called with output as it arrives.
 
         Raises:

@@ -40,15 +40,15 @@ from harbor_gym.sandboxes.tools import find_program
 _AUTOGROUP_NICE = -10
 _NO_GROUP = "no control group for memory can be made here: memory_mb bounds each process by itself"
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
-"""Program → the Debian package that holds it."""
+"""Program → its Debian package."""
 
 
 @functools.cache
 def _outweigh_sandboxes() -> None:
     """Give this process a larger share of the processor than each sandbox's session, once.
 
-    Linux shares time among sessions (autogroups), so 64 busy sandboxes would starve the event loop that serves them:
-    its lag's 99th percentile was 147 ms so, and 4 ms with this weight. Refused to ordinary users, and harmless then.
+    Linux shares processor time among sessions (autogroups), so 64 busy sandboxes would starve the event loop that
+    serves them: the 99th percentile of its lag was 147 ms, and is 4 ms with this weight. Ordinary users can't set it.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(_AUTOGROUP_NICE), encoding="utf-8")
@@ -56,46 +56,46 @@ def _outweigh_sandboxes() -> None:
 
 @declares_options
 class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
-    """Run a task in namespaces of this machine: no daemon, nothing of the host visible, nothing left behind.
+    """Run a task in namespaces of this machine: without a daemon, isolated from the host, without leftovers.
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
     beside ``memory_mb``; at most one file for each 8 KiB of it; an eighth more, 64 MiB at least, while it is graded).
     Processes, mounts, IPC, host name, network and cgroups are namespaces of their own. Root inside is root without the
     capabilities to mount, to make devices or to trace.
 
-    **Limits** hold for all processes of a sandbox together, by control groups of either version: ``memory_mb`` (files
-    not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). Where memory
-    runs short the kernel kills the largest process and counts it in the sandbox's /sys/fs/cgroup, as in a container.
+    **Limits** apply to all processes of a sandbox together, by control groups of either version: ``memory_mb`` (files
+    not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). If memory runs
+    out, the kernel kills the largest process and counts it in the sandbox's /sys/fs/cgroup, as in a container.
     Socket buffers count as memory; with control groups of version 1 they have a quarter of ``memory_mb`` beside it.
-    Where no control groups can be made, ``memory_mb`` bounds each process by itself, the log reports it once, and a
-    resource policy of Harbor's that asks for enforcement is refused. A process may open 1024 files, or up to 4096 where
-    it raises its limit (``ulimit -n``).
+    If no control groups can be made, ``memory_mb`` limits each process by itself, the log reports it once, and a
+    resource policy of Harbor's that asks for enforcement is refused. A process may open 1024 files, or up to 4096 if it
+    raises its limit (``ulimit -n``).
 
     **Images** come from the task's Dockerfile or ``docker_image``, which may be ``oci-archive:PATH`` or
     ``docker-archive:PATH`` too, or from the options ``image`` (the same names) or ``rootfs`` (a directory, or a tar).
-    They are kept layer by layer: what several have in common is there once. A ``setup_command`` runs once, in a sandbox
-    of its own with the image's environment; every sandbox then starts from the files that it left.
+    They are cached layer by layer, and share common layers. A ``setup_command`` runs once, in a sandbox of its own with
+    the image's environment; every sandbox then starts from the resulting files.
 
     **Network**: ``no-network`` is loopback only. ``public`` goes through slirp4netns, a network stack without rights on
-    the machine: connections out, none in. A packet filter outside the sandbox's reach refuses IPv6, the addresses of
-    cloud metadata, the machine's loopback and, unless the option ``private_network`` is true, private networks and the
-    machine's own addresses. Without slirp4netns and libnftables such a task is refused, unless the option ``network``
-    is ``"none"``, which runs every task without. Phases may differ. Allowlists are refused. Images are built with the
-    machine's network.
+    the machine, which allows outgoing connections and no incoming ones. A packet filter outside the sandbox's reach
+    refuses IPv6, the addresses of cloud metadata, the machine's loopback and, unless the option ``private_network`` is
+    true, private networks and the machine's own addresses. Without slirp4netns and libnftables such a task is refused,
+    unless the option ``network`` is ``"none"``, which runs every task without a network. Phases may differ. Allowlists
+    are refused. Images are built with the machine's network.
 
-    **System calls** that ordinary programs do without are refused: tracing (no gdb or strace), mounts, namespaces, BPF,
-    io_uring, libaio, kernel keys, and everything of 32-bit programs. setuid programs of the image work, and give the
-    rights of the sandbox's root.
+    **System calls** that ordinary programs do not need are refused: tracing (no gdb or strace), mounts, namespaces,
+    BPF, io_uring, libaio, kernel keys, and all system calls of 32-bit programs. setuid programs of the image work, and
+    give the rights of the sandbox's root.
 
-    **Who root is**: each sandbox has a user namespace of its own with 589,824 ids that no other has, and up to 128
-    higher ones that its image uses, so root inside is nobody on the machine. Where the kernel or the cache's file
+    **Root**: each sandbox has a user namespace of its own with 589,824 ids that no other sandbox has, and up to 128
+    higher ones that its image uses, so root inside has no rights on the machine. If the kernel or the cache's file
     system can't show an image's files with other owners (``harbor-gym doctor`` reports it), and for an ordinary user,
     root inside has the caller's user id, confined in namespaces.
 
-    Needs Linux with buildah, libseccomp and the OCI seccomp profile that buildah's package brings, and root or an
-    ordinary user with subordinate ids (subuid(5)). Compose tasks, GPUs and host mounts of the user's own are refused.
+    Needs Linux with buildah, libseccomp and the OCI seccomp profile of buildah's package, and root or an ordinary user
+    with subordinate ids (subuid(5)). Compose tasks, GPUs and host mounts of the user's own are refused.
 
-    The environment belongs to the event loop that started it. When the process ends, however, its sandboxes go too.
+    The environment belongs to the event loop that started it. Its sandboxes end with the process in any case.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         Args:
             args: Harbor's.
             max_processes: Processes and threads of the sandbox, at most.
-            network: ``"task"`` gives what the task asks for, ``"none"`` only loopback.
+            network: ``"task"``: the task's own network; ``"none"``: only loopback.
             private_network: Let a public network reach private networks and this machine's own addresses.
             image: An image by name, or an archive of one, instead of the task's own.
-            rootfs: A directory, or a tar, that is the root file system instead. It is copied once.
+            rootfs: A root file system instead of an image, as a directory or a tar. It is copied once.
             setup_command: Shell text that root runs once for all sandboxes of this image.
-            build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
-            workdir: Working directory where the task names none, instead of the image's.
+            build_dockerfile: Build the task's Dockerfile, if it has one, even if the task names a ``docker_image``.
+            workdir: Working directory if the task names none, instead of the image's.
             kwargs: Harbor's.
 
         Raises:
@@ -157,7 +157,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
 
     @property
     def known_failures(self) -> Mapping[str, str]:
-        """Behaviours that don't hold on this machine."""
+        """Behaviours of the conformance suite that don't hold on this machine → why."""
         return {} if "memory" in cgroups.places() else {"socket_buffers_end_at_the_sandboxs_own_limit": _NO_GROUP}
 
     @classmethod
@@ -268,8 +268,8 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedCommand:
         """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
 
-        What :meth:`exec_argv` is for, without a process of this machine in between. The command ends with its input if
-        it heeds that, when it is killed, and with the sandbox.
+        It serves the purpose of :meth:`exec_argv` without a process of this machine. The command ends when it is
+        killed, with the sandbox, and with its input if it reads that.
 
         Args:
             command: Shell text.
@@ -294,7 +294,7 @@ def _high_ids(image: Image) -> tuple[int, ...]:
     """Return the ids of an image's files, USER and accounts above those that each sandbox of this machine has.
 
     Raises:
-        TaskError: Its files, its USER or its root have such, and no sandbox of this machine can, or not so many.
+        TaskError: Its files, USER or root have more of them than a sandbox of this machine can have.
     """
     known = accounts.Accounts(_rows(image, "etc/passwd"), _rows(image, "etc/group"))
     count = own_ids.id_count()
@@ -311,7 +311,7 @@ def _high_ids(image: Image) -> tuple[int, ...]:
 
 
 def _rows(image: Image, name: str) -> list[list[str]]:
-    """Return the fields of a file of accounts in the image's own layers; none where they have no such file."""
+    """Return the fields of a file of accounts in the image's own layers; none if they have no such file."""
     for layer in image.directories:
         path = layer / name
         if not path.is_symlink() and path.is_file():
@@ -324,6 +324,6 @@ async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
         if sandbox is not None:
             await sandbox.stop()
     finally:
-        # Last: what it stood on may be pruned from here on.
+        # Last, as its image may be pruned from here on.
         if hold is not None:
             hold.release()

@@ -1,4 +1,4 @@
-"""The addresses that a sandbox with a public network may reach, and the program that gives it one."""
+"""The addresses that a sandbox with a public network may reach, and the programs for such a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harbor_gym.sandboxes.tools import find_program
 
 NETWORK_PROGRAM = "slirp4netns"
 NAME_SERVER = "10.0.2.3"
-"""Where slirp4netns answers for the machine's own resolver."""
+"""The address at which slirp4netns forwards to the machine's own resolver."""
 
 _NEVER = (
     "0.0.0.0/8",
@@ -23,7 +23,7 @@ _NEVER = (
     "224.0.0.0/4",
     "240.0.0.0/4",
 )
-"""This machine, and where clouds keep their metadata, credentials among them; nothing else that a task could need."""
+"""This machine, and the addresses of cloud metadata, which include credentials; no task needs these networks."""
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _PACKET_FILTER = "libnftables.so.1"
 PACKET_FILTER_PACKAGE = "libnftables1"
@@ -31,7 +31,7 @@ PACKET_FILTER_PACKAGE = "libnftables1"
 
 @functools.cache
 def missing_packages() -> tuple[str, ...]:
-    """Return the Debian packages that a sandbox with a network needs and that this machine has not."""
+    """Return the missing Debian packages that a sandbox with a network needs."""
     missing = () if find_program(NETWORK_PROGRAM) else (NETWORK_PROGRAM,)
     try:
         ctypes.CDLL(_PACKET_FILTER)
@@ -52,7 +52,7 @@ def closed_networks(*, has_private: bool) -> list[str]:
 
 @functools.cache
 def own_addresses() -> tuple[str, ...]:
-    """Return this machine's IPv4 addresses but loopback's, each as a network of one, as they were at the first call."""
+    """Return this machine's IPv4 addresses without loopback's, each as a /32 network. Cached at the first call."""
     text = Path("/proc/net/fib_trie").read_text(encoding="utf-8")
     found = re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", text)
     return tuple(sorted({f"{address}/32" for address in found if not address.startswith("127.")}))

@@ -1,4 +1,4 @@
-"""The bounds of one local sandbox, from the task's requests and this machine's abilities."""
+"""The limits of one local sandbox, from the task's requests and this machine's abilities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of one sandbox."""
+    """The limits of one sandbox."""
 
     storage_bytes: int
     limits: CgroupLimits
@@ -36,7 +36,7 @@ class Limits:
     """Whether it gets a network, or loses it, in a later phase."""
 
     closed_networks: tuple[str, ...]
-    """What a network does not lead to."""
+    """IPv4 networks that the sandbox can't reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class LocalOptions:
         """Return whether a sandbox of ``task`` gets a network under ``policy``.
 
         Raises:
-            MissingDependencyError: It should, and there is no program for it; for root, no device either. An ordinary
-                user can't help that: the sandbox does without, and the log reports it once.
+            MissingDependencyError: It should, and a program is missing, or, for root, the device. An ordinary user
+                can't add the device: the sandbox has no network then, and the log reports it once.
         """
         if policy.network_mode != NetworkMode.PUBLIC:
             return False
@@ -86,10 +86,10 @@ class LocalOptions:
         has_network: bool,
         later: Collection[bool] = (),
     ) -> Limits:
-        """Put the task's numbers and the options together; warn once of what this machine can't hold to.
+        """Return the task's limits with those of the options; warn once of limits that this machine can't enforce.
 
         Args:
-            storage_mb: What it may write, in MiB.
+            storage_mb: Its storage, in MiB.
             memory_mb: Its memory, in MiB.
             cpus: Its processors.
             has_network: Whether it starts with a network.

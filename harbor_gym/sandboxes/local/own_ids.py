@@ -1,4 +1,4 @@
-"""Check whether a local sandbox can have ids of its own on this machine, so that root inside is nobody outside."""
+"""Check whether a local sandbox can have ids of its own on this machine, so that root inside has no rights outside."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _logger = logging.getLogger(__name__)
 
 
 def id_count() -> int:
-    """Return below which number all user and group ids are a sandbox's on this machine."""
+    """Return how many user and group ids, from 0 on, each sandbox on this machine has."""
     return shared_ids() if refusal() else ORDINARY_IDS + MORE_IDS
 
 
 @functools.cache
 def refusal() -> str:
-    """Return why sandboxes here share the ids of the user that runs them; empty where each has a range of its own.
+    """Return why sandboxes here share the ids of the user that runs them; empty if each has a range of its own.
 
-    Found by mapping the ids of the cache's own directory once per process; logged once where root can't.
+    Found by mapping the ids of the cache's own directory once per process; logged once if root can't.
     """
     if is_rootless():
         return "an ordinary user can't map the ids of files on disk"

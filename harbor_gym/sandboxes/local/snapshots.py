@@ -1,4 +1,4 @@
-"""Many sandboxes of one prepared state: a set-up command runs once, and what it wrote becomes a layer of an image."""
+"""Run a set-up command once for many sandboxes: the files that it wrote become a layer of an image."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 _FORMAT = 3
 _PRUNE_PAUSE_SEC = 0.05
 _KILL_THE_REST = "kill -9 -1 2>/dev/null; while kill -0 -1 2>/dev/null; do :; done; true"
-"""What the command left running would not be there later, and must not write while its files are copied."""
+"""Processes that the command left running must not write while its files are copied; later sandboxes lack them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The sandbox options that set what a sandbox of a task stands on."""
+    """The sandbox options that determine the image of a task's sandbox."""
 
     image: str | None = None
     rootfs: Path | None = None
@@ -54,24 +54,24 @@ class Setup:
     """Shell text, for root."""
 
     directories: Mapping[str, int | None]
-    """Those that every sandbox of the task has from its start, with their modes, which the command may count on."""
+    """Directories that every sandbox of the task has from its start → mode; the command can rely on them."""
 
     workdir: str
-    """Where the command runs; a directory of the image, where it is none of ``directories``."""
+    """Working directory of the command: one of ``directories``, or a directory of the image."""
 
     env: Mapping[str, str]
-    """The image's environment; nothing of the task's or the trial's, whose secrets would be kept for all to read."""
+    """The image's environment, without the task's and the trial's, whose secrets would be kept in the cache."""
 
 
 async def hold_set_up(image: Image, setup: Setup, limits: Limits, *, timeout_sec: float) -> tuple[Image, Hold]:
-    """Return the image that ``setup`` makes of another, made now if the cache has none, and keep it from being pruned.
+    """Return the image that ``setup`` makes from another, kept from being pruned; make it if the cache lacks it.
 
-    The command runs in a sandbox of its own, once for all processes that share the cache. Only files are kept, and all
-    of them; processes are not. The caller holds ``image`` meanwhile.
+    The command runs in a sandbox of its own, once for all processes that share the cache. All files are kept, processes
+    are not. The caller holds ``image`` meanwhile.
 
     Raises:
-        SandboxStartError: The command fails, with its output, or the time was up.
-        TaskError: There is no such working directory, or the command needs ids that this user has not.
+        SandboxStartError: The command failed, with its output, or ran out of time.
+        TaskError: The working directory does not exist, or the command needs ids that this user lacks.
     """
     reported = [
         _FORMAT,

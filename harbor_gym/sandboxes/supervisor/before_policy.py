@@ -10,9 +10,9 @@ from harbor_gym.sandboxes.supervisor.program.messages import Identity
 
 
 class BeforePolicy:
-    """The first baseline of a sandbox. Before it is taken nothing is known.
+    """The state at the first baseline of a sandbox; empty before it.
 
-    Not what the image has: a set-up command may have added users.
+    It is not the image's state: a set-up command may have added users.
     """
 
     def __init__(self) -> None:
@@ -20,18 +20,18 @@ class BeforePolicy:
         self._directories: Mapping[str, list[int]] = {}
 
     def note(self, answer: dict[str, Any]) -> None:
-        """Take note of what the first baseline found; any other answer tells nothing."""
+        """Store the results of the first baseline; any other answer is ignored."""
         if self._accounts is None and "accounts" in answer:
             self._accounts, self._directories = Accounts(*answer["accounts"]), answer["directories"]
 
     def identity(self, user: str) -> Identity | None:
-        """Return a user's ids before the policy, which it can't change; None where there was no such user."""
+        """Return a user's ids before the policy, which it can't change; None if there was no such user."""
         if self._accounts is None or (known := known_identity(user, self._accounts)) is None:
             return None
         return Identity(*known)
 
     def arguments(self, work: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a work of the clean-up is called with."""
+        """Return the arguments of one part of the clean-up, with the noted state filled in."""
         if work == "open_grading":
             return {**arguments, "directories": dict(self._directories)}
         if work == "reset_verifier_dirs" and (owner := self.identity(arguments["owner"])) is not None:

@@ -24,17 +24,17 @@ from harbor_gym.sandboxes.supervisor.forkserver_client import (
 from harbor_gym.sandboxes.supervisor.program.messages import Target, as_object
 
 _IDLE_SEC = 1.0
-"""How long a process waits for another transfer: those of a verdict come one upon the other."""
+"""Seconds that a process waits for another transfer: those of a verdict follow one another quickly."""
 
 
 class _Cancelled(Exception):
-    """The transfer was given up."""
+    """The transfer was cancelled."""
 
 
 class Carriers:
-    """The processes that move files for one sandbox. One that has ended a transfer well does the next, if that is soon.
+    """The processes that move files for one sandbox. A process is reused if the next transfer follows soon.
 
-    Each serves one transfer at a time, of the sandbox's own files or of one view.
+    Each does one transfer at a time, of the sandbox's own files or of one view.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ class Carriers:
         self._timer: asyncio.TimerHandle | None = None
 
     async def carry(self, target: Target, spec: Mapping[str, Any], work: Work, *handles: int) -> None:
-        """Move files, by a process that sees the sandbox's and by ``work`` on this machine's side of the stream.
+        """Move files between a process that sees the sandbox's files and ``work`` on this machine's side.
 
         Args:
             target: The sandbox.
-            spec: What the process does there.
-            work: Done in a thread.
-            handles: A descriptor of the mount namespace to do it in, where that is not the sandbox's own.
+            spec: The work of the process.
+            work: This machine's side, done in a thread.
+            handles: A descriptor of the mount namespace, if that is not the sandbox's own.
 
         Raises:
             SandboxTimeoutError: It took too long.
             StreamEndedError: The process ended early, or :meth:`hang_up` was called.
-            Exception: What ``work`` raises.
+            Exception: Any exception of ``work``.
         """
         sees = tuple(os.fstat(handle).st_ino for handle in handles)
         carrier, transfer = self._waiting, _Transfer()
@@ -94,13 +94,13 @@ class Carriers:
             self._waiting = None
 
     def hang_up(self) -> None:
-        """Stop the transfers on both sides, and end the process that waits for another. Idempotent."""
+        """Stop the transfers on both sides, and end the idle process. Idempotent."""
         for transfer in self._running:
             transfer.hang_up()
         self._end_waiting()
 
     async def end(self) -> None:
-        """Do :meth:`hang_up`, and wait until no process waits any more."""
+        """Do :meth:`hang_up`, and wait until the idle processes have ended."""
         self.hang_up()
         if self._ends:
             await asyncio.wait(self._ends)
@@ -111,17 +111,17 @@ class _Carrier:
 
     def __init__(self, sees: tuple[int, ...]) -> None:
         self.sees = sees
-        """The mount namespace that its files are of, by its inode; nothing for the sandbox's own."""
+        """The inode of its mount namespace; empty for the sandbox's own."""
         self.control, self._far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
 
     @property
     def is_started(self) -> bool:
-        """Return whether it was started."""
+        """Whether it was started."""
         return self._process is not None
 
     async def start(self, target: Target, *handles: int) -> None:
-        """Start it; what it was asked before, it does."""
+        """Start it; it does the transfers requested before."""
         config = json.dumps({"transfers": as_object(target)})
         with self._far as far:
             if not is_rootless():
@@ -151,14 +151,14 @@ class _Carrier:
 
 
 class _Transfer:
-    """One transfer: a stream to the process that does its other side."""
+    """One transfer: a stream to the process on its other side."""
 
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
         self._is_over = False
 
     def ask(self, carrier: _Carrier, spec: Mapping[str, Any]) -> bool:
-        """Give a process its end of the stream; return whether it still takes any."""
+        """Send a process its end of the stream; return whether that succeeded."""
         try:
             socket.send_fds(carrier.control, [json.dumps(spec).encode()], [self._far.fileno()])
         except OSError:
@@ -167,7 +167,7 @@ class _Transfer:
         return True
 
     async def run(self, work: Work) -> None:
-        """Do this side's work in a thread; give it up where the time is over or the caller is cancelled.
+        """Do this side's work in a thread; stop it when the time is over or the caller is cancelled.
 
         Raises:
             SandboxTimeoutError: The time is over.
@@ -181,7 +181,7 @@ class _Transfer:
             self._near.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let nobody wait for this side."""
+        """Stop both sides and close the stream."""
         self.hang_up()
         self._near.close()
         self._far.close()

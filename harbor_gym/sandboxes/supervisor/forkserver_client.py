@@ -1,6 +1,6 @@
-"""Starting supervisors: each process of ours with sandboxes has a forkserver, which forks one in a millisecond.
+"""Start supervisors: each process with sandboxes has a forkserver, which forks a supervisor in a millisecond.
 
-A supervisor of its own would cost each sandbox the start of Python, more than all else that a sandbox is.
+Without it each sandbox would start a Python interpreter, which takes longer than the rest of the sandbox's start.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from harbor_gym.sandboxes import archive
 _BOOT = "import sys; sys.path[:0] = sys.argv.pop(1), sys.argv.pop(1); import main; sys.exit(main.main())"
 _SUPERVISOR = Path(__file__).with_name("program")
 _TREES = Path(archive.__file__).parent
-"""What the supervisor's program imports from, beside the standard library."""
+"""The folder from which the supervisor's program imports beside the standard library."""
 _REQUESTS = 3
-"""The forkserver's descriptor of the socket that requests come from."""
+"""The forkserver's descriptor of the socket for requests."""
 
 _ANSWER_BYTES, _ANSWER_TIMEOUT_SEC = 64, 30.0
 
@@ -36,22 +36,22 @@ def supervisor_argv(*arguments: str) -> list[str]:
 
 
 def supervisor_environment() -> dict[str, str]:
-    """Return what that program needs of this process's environment."""
+    """Return the variables of this process's environment that the supervisor's program needs."""
     return {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
 
 
 def run_supervisor_program(*arguments: str) -> str:
-    """Run the supervisor's own program and return what it printed. Blocks."""
+    """Run the supervisor's own program and return its output. Blocks."""
     argv = supervisor_argv(*arguments)
     done = ask(*argv, timeout_sec=_ANSWER_TIMEOUT_SEC, environment=supervisor_environment())
     return done.stdout or done.stderr
 
 
 class ForkedSupervisor:
-    """A supervisor that is the forkserver's child, by a descriptor that means it and never another process."""
+    """A supervisor that is the forkserver's child, referred to by a pidfd."""
 
     returncode = None
-    """Only its parent could know."""
+    """Unknown: only its parent could know."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -80,7 +80,7 @@ async def fork_supervisor(config: str, control: socket.socket, *handles: int) ->
     """Start a supervisor, or a transfer's process.
 
     Args:
-        config: What it does, as JSON.
+        config: Its configuration, as JSON.
         control: Its end of the control socket; the caller closes its own copy.
         handles: Further descriptors that it needs.
 
@@ -103,7 +103,7 @@ async def fork_supervisor(config: str, control: socket.socket, *handles: int) ->
 
 
 def forkserver_pid() -> int:
-    """Return the process id of this process's forkserver; 0 where there is none."""
+    """Return the process id of this process's forkserver; 0 if there is none."""
     return _forkserver_of_this_process.pid
 
 
