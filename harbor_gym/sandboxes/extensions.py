@@ -13,7 +13,7 @@ SupportsExecPipes         takes milliseconds                              entere
 SupportsTerminal          a terminal for sandboxes without processes      tmux in the sandbox
 SupportsVerifierView      grading in a pristine view                      grading as Harbor does it
 SupportsSetUpView         later steps prepared in one                     their set-up runs among the policy's files
-SupportsCleanUp           clean-up without programs of the sandbox        clean-up by a script in the sandbox
+SupportsCleanUp           clean-up by no program of the sandbox           the same by a script in it
 SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
 SupportsWrittenPaths      ``harbor-gym check`` proposes verify_paths      no proposal
 SupportsSharedSetup       ``info["setup"]`` is exact                      ``shared`` for a class of this package

@@ -87,9 +87,9 @@ class SupervisedSandbox(RunningSandbox):
 
         Args:
             layers: Directories of the host.
-            limits: The sandbox's limits.
-            directories: Directory → mode, made for root if missing; None keeps the mode of an existing one.
-            high_ids: Its ids above those that each sandbox has.
+            limits: What bounds it.
+            directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
+            high_ids: Those of its ids that are above the ones which each sandbox has.
             is_for_copying: Let its files have the ids of this process's own user namespace, for :meth:`copy_written`.
 
         Raises:

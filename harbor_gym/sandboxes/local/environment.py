@@ -121,8 +121,8 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             image: An image by name, or an archive of one, instead of the task's own.
             rootfs: A root file system instead of an image, as a directory or a tar. It is copied once.
             setup_command: Shell text that root runs once for all sandboxes of this image.
-            build_dockerfile: Build the task's Dockerfile, if it has one, even if the task names a ``docker_image``.
-            workdir: Working directory if the task names none, instead of the image's.
+            build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
+            workdir: Working directory where the task names none, instead of the image's.
             kwargs: Harbor's.
 
         Raises:

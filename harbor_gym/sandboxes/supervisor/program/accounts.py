@@ -1,4 +1,4 @@
-"""A sandbox's users and groups: those read before the policy came outrank those in its files now.
+"""A sandbox's users and groups, read from its files before the policy's phase or now.
 
 Imported by the supervisor, which runs by itself, and by the caller. Stdlib only.
 """
@@ -33,7 +33,7 @@ class Accounts(NamedTuple):
 
 
 def read() -> Accounts:
-    """Read the accounts of this process's root directory; what can't be read counts as empty."""
+    """Read the accounts of this process's root directory; unreadable files count as empty."""
     return Accounts(_lines(PASSWD), _lines(GROUP))
 
 
@@ -58,7 +58,7 @@ def _lines(path: str) -> Lines:
 
 
 def fields_of(text: str) -> Lines:
-    """Return the fields of each line of passwd or group that is whole."""
+    """Return the fields of each complete line of passwd or group."""
     return [fields for line in text.splitlines() if len(fields := line.split(":")) >= _FIELDS]
 
 
@@ -66,7 +66,7 @@ def identity(user: str, accounts: Accounts) -> Identity:
     """Resolve ``name``, ``uid``, ``name:group`` or ``uid:gid``.
 
     Raises:
-        UnknownAccountError: There is no such user or group, or its number is none that a sandbox can have.
+        UnknownAccountError: There is no such user or group, or its number is out of range.
     """
     name, _, group = user.partition(":")
     uid = _number(name, accounts.users, PASSWD, "user")
@@ -84,7 +84,7 @@ def identity(user: str, accounts: Accounts) -> Identity:
 
 
 def ids_of(user: str, accounts: Accounts) -> tuple[int, ...]:
-    """Return the ids that a user's processes have; none where there is no such user."""
+    """Return the ids that a user's processes have; empty if there is no such user."""
     try:
         uid, gid, groups, _ = identity(user, accounts)
     except UnknownAccountError:
@@ -93,7 +93,7 @@ def ids_of(user: str, accounts: Accounts) -> tuple[int, ...]:
 
 
 def known_identity(user: str, accounts: Accounts) -> Identity | None:
-    """Return a user's ids by these accounts; None where they name no such user or group."""
+    """Return a user's ids from these accounts; None if they don't list the user or its group."""
     name = user.partition(":")[0]
     try:
         found = identity(user, accounts)

@@ -1,9 +1,9 @@
 """The steps between entering a sandbox and executing a command there.
 
-Every path is opened and every user that the image does not have is looked up here, after the process has entered the
-sandbox; nothing of the sandbox is executed before the process has given up what a sandbox may not have.
+Paths are opened and users are looked up here, after the process has entered the sandbox; no program of the sandbox is
+executed before the process has given up the rights that a sandbox may not have.
 
-As much as can be is done before the fork: what a forked Python touches is copied, page by page.
+As much as possible is done before the fork, as every page that a forked Python touches is copied.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def resolve(spec: CommandSpec, first: int) -> Command:
 
 
 def become_plain() -> None:
-    """Set what commands inherit, not this process's starter's: the usual mask for files, no signal held back."""
+    """Reset the state that commands inherit: the usual file mode mask, default signal handlers, no blocked signal."""
     os.umask(0o022)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -69,7 +69,7 @@ def become_plain() -> None:
 
 
 def bound_open_files() -> None:
-    """Bound this process's open files and those of all that come of it, for good: root inside can't raise that."""
+    """Limit the open files of this process and its descendants for good: root inside can't raise the limit."""
     hard = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
 
@@ -77,7 +77,7 @@ def bound_open_files() -> None:
 def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
     """Turn this process, root in all of the sandbox's namespaces, into the requested command."""
     spec = command.spec
-    # While it may: this way setuid programs keep working inside.
+    # While it has the capability: setuid programs then keep working inside.
     system_calls.install()
     try:
         drop_privileges(command.uid, command.gid, list(command.groups), RANKS[spec.rank])
@@ -94,7 +94,7 @@ def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
         os.chdir(spec.cwd)
     except OSError as exc:
         raise RequestError(f"working directory {spec.cwd!r} can't be entered: {exc.strerror}") from None
-    # Python ignores these two.
+    # Python ignores these two signals.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     bound_open_files()
@@ -108,7 +108,7 @@ def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
 
 
 def _program(spec: CommandSpec) -> tuple[str, list[str]]:
-    """Return the path of what to execute, found in the sandbox, and its arguments.
+    """Return the path of the program to execute, found in the sandbox, and its arguments.
 
     Raises:
         RequestError: There is no such program.
@@ -148,8 +148,9 @@ def run_child(
 ) -> NoReturn:
     """Turn a process just forked in the sandbox's namespaces into the command.
 
-    With ``user_namespace``, a process of the sandbox, it enters that one's. With ``stdio`` of its own it gets a session
-    of its own, without it the end of its parent is its own. Where that fails, report why on ``report`` and exit 126.
+    With ``user_namespace``, the pidfd of a process of the sandbox, it enters that process's user namespace. With
+    ``stdio`` it gets a session of its own; without, it ends with its parent. A failure is written to ``report``, and
+    the exit status is 126.
     """
     try:
         if stdio:
@@ -168,8 +169,8 @@ def run_child(
 
 
 def give_pipes(handles: list[int], uid: int, gid: int) -> None:
-    """Make pipes a user's: it may then open them again by /dev/stdout."""
+    """Give pipes to a user, who can then open them again by /dev/stdout."""
     for handle in handles:
         if stat.S_ISFIFO(os.fstat(handle).st_mode):
-            with contextlib.suppress(OSError):  # a starter's own, who is somebody else
+            with contextlib.suppress(OSError):  # a pipe of another user, who started this process
                 os.fchown(handle, uid, gid)

@@ -1,6 +1,6 @@
 """Children of the supervisor that work in the sandbox with the supervisor's own code and credentials.
 
-They execute nothing of the sandbox, so nothing that the policy replaced or removed there keeps them from their work.
+They execute no program of the sandbox, so programs that the policy replaced or removed can't hinder them.
 """
 
 import contextlib
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 _MAX_ANSWER_BYTES = 60_000
-"""Fits a pipe: a child never waits for its answer to be read."""
+"""Fits into a pipe: a child never waits for its answer to be read."""
 _LAST_DESCRIPTOR = 1 << 20
 
 
 def fork_entered(enter: Callable[[], None], work: Callable[[], dict[str, Any]]) -> tuple[int, int]:
     """Fork a child that enters the sandbox's namespaces and works there.
 
-    The child is in whatever PID namespace the caller's children are in, is not dumpable as the caller is not, and holds
-    no descriptor of the caller's but its standard ones: a link of the sandbox's into /proc/self/fd leads nowhere.
+    The child is in the PID namespace of the caller's children, is not dumpable if the caller is not, and has only the
+    standard descriptors of the caller: a link of the sandbox into /proc/self/fd leads nowhere.
 
     Args:
         enter: Enters the other namespaces.
@@ -54,7 +54,7 @@ def _encoded(answer: dict[str, Any]) -> bytes:
 
 
 def answer_of(read: int) -> dict[str, Any]:
-    """Return what an ended child answered, and close the descriptor; an ``error`` where it was killed before."""
+    """Return an ended child's answer, and close the descriptor; an ``error`` if it was killed before."""
     try:
         text = os.read(read, _MAX_ANSWER_BYTES)
     except BlockingIOError:
@@ -76,12 +76,12 @@ class Children:
         self._running[pid] = (request, read)
 
     def resume(self, pid: int) -> None:
-        """Continue a child that somebody in the sandbox stopped."""
+        """Continue a child that a process of the sandbox has stopped."""
         if pid in self._running:
             os.kill(pid, signal.SIGCONT)
 
     def collect(self, pid: int) -> dict[str, Any] | None:
-        """Return the message that answers an ended child's request; None where it is no child of these."""
+        """Return the message that answers an ended child's request; None if it is no child of these."""
         if pid not in self._running:
             return None
         request, read = self._running.pop(pid)

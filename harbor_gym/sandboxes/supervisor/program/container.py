@@ -1,7 +1,7 @@
-"""A sandbox that a container runtime (Apptainer) makes: a user namespace, the image mounted in it, the runtime there.
+"""Launch a container runtime (Apptainer): make a user namespace, mount the image in it, and run the runtime there.
 
-The runtime gets a PID namespace of its own around the container's: what it starts ends with that. That ends with
-the caller, killed or not.
+The runtime gets a PID namespace of its own around the container's, so that all its processes end with it. The namespace
+ends with the caller, killed or not.
 
 Source: user_namespaces(7), pid_namespaces(7), the kernel's filesystems/overlayfs.rst.
 """
@@ -32,7 +32,7 @@ from messages import FIRST, NAMESPACES, ContainerConfig
 from namespaces import mount_memory
 
 IMAGE = "0"
-"""Where the image is mounted, named as the only layer of a local sandbox would be."""
+"""The image's mount point, named like the only layer of a local sandbox."""
 
 FAILED = 1
 _XATTR_PROBE = "user.harbor_gym"
@@ -41,8 +41,8 @@ _XATTR_PROBE = "user.harbor_gym"
 def launch(config: ContainerConfig) -> int:
     """Run the container until its end or the caller's; return the runtime's exit status.
 
-    The first process reports "up" on standard output and ends with standard input. What goes wrong before is on
-    standard error.
+    The first process reports "up" on standard output and ends with standard input. Earlier errors are on standard
+    error.
     """
     _end_with(config.parent)
     child = _fork_in_namespaces(config)
@@ -56,7 +56,7 @@ def _end_with(parent: int) -> None:
 
 
 def _status_of(pid: int) -> int:
-    """Wait for a child, and for all others that are this process's to collect; return its status."""
+    """Wait for a child, and for all other children meanwhile; return its status."""
     while True:
         ended, status = os.wait()
         if ended == pid:
@@ -65,7 +65,7 @@ def _status_of(pid: int) -> int:
 
 
 def _fork_in_namespaces(config: ContainerConfig) -> int:
-    """Fork the process that makes the namespaces; root's gets the caller's ids, an ordinary user's has them already."""
+    """Fork the process that makes the namespaces; for root it gets the caller's ids, an ordinary user's has them."""
     from_child, to_parent = os.pipe()
     from_parent, to_child = os.pipe()
     parent = os.getpid()
@@ -106,7 +106,7 @@ def _make_namespaces(config: ContainerConfig, parent: int, ready: int, mapped: i
     become_root()
     network = 0 if config.has_network else os.CLONE_NEWNET
     os.unshare(os.CLONE_NEWNS | NAMESPACES & ~os.CLONE_NEWNET | network)
-    # Now: a change of ids or capabilities takes it back.
+    # Only now: a change of ids or capabilities resets it.
     _end_with(parent)
     if network:
         packet_filter.raise_loopback()
@@ -122,7 +122,7 @@ def _make_namespaces(config: ContainerConfig, parent: int, ready: int, mapped: i
 
 
 def _be_first(config: ContainerConfig, parent: int) -> int:
-    """Be the first process around the container: mount its files, run the runtime, collect what it leaves."""
+    """Be the first process around the container: mount its files, run the runtime, collect orphaned processes."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() not in (0, parent):  # 0: the parent is outside of this PID namespace
         return FAILED
@@ -142,7 +142,7 @@ def _be_first(config: ContainerConfig, parent: int) -> int:
 
 
 def _run(argv: tuple[str, ...]) -> None:
-    """Run a program of the host's to its end, its output on standard error.
+    """Run a program of the host to its end, with its output on standard error.
 
     Raises:
         OSError: It failed.
@@ -160,10 +160,10 @@ def _execute(argv: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
 
 
 def _mount_overlay(config: ContainerConfig) -> None:
-    """Mount what can be written over the image: the kernel's overlay, or where that is not available, a program's.
+    """Mount a writable overlay on the image: the kernel's, or if that is not available, a FUSE program's.
 
     Raises:
-        OSError: There is neither.
+        OSError: Neither is available.
     """
     options = f"lowerdir={IMAGE},upperdir=upper,workdir=work"
     if config.overlay != "fuse":
@@ -180,9 +180,9 @@ def _mount_overlay(config: ContainerConfig) -> None:
 
 
 def _write_files(config: ContainerConfig) -> None:
-    """Write among the container's files what a runtime would bind there, and its first process.
+    """Write the files that a runtime would bind into the container, and the program of its first process.
 
-    No link of the image is followed: each may lead anywhere.
+    No link of the image is followed: it may lead anywhere.
     """
     for name in ("dev", "proc", "sys", "tmp", "etc"):
         with contextlib.suppress(FileExistsError):
@@ -199,7 +199,7 @@ def _write_files(config: ContainerConfig) -> None:
 
 
 def write_etc(path: str, contents: dict[str, str]) -> None:
-    """Write files of a container's /etc, in place of what has their names.
+    """Write files of a container's /etc, replacing entries with their names.
 
     Raises:
         OSError: The image's /etc is no directory.

@@ -1,4 +1,4 @@
-"""Requests over a socket of the caller's, and the details that come with them in a file in memory."""
+"""Receive requests over the caller's socket, with their details in a file in memory."""
 
 import array
 import json

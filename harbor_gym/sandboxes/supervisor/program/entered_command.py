@@ -1,4 +1,4 @@
-"""One command in a living sandbox, with the stdio of its starter. Runs by itself, stdlib only."""
+"""Run one command in a running sandbox, with the stdio of its starter. Runs by itself, stdlib only."""
 
 import contextlib
 import os
@@ -15,11 +15,11 @@ from messages import CommandSpec, Target, parse
 
 
 def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
-    """Run one command in a living sandbox with this process's stdio; return the command's exit status.
+    """Run one command in a running sandbox with this process's stdio; return the command's exit status.
 
     Args:
         request: The sandbox, and the command.
-        view_namespace: The verifier's view, where that is what the command is to see.
+        view_namespace: The mount namespace of the verifier's view, if the command runs there; else -1.
     """
     target, spec = parse(Target, request["target"]), parse(CommandSpec, request["spec"])
     init = target.init
@@ -38,7 +38,7 @@ def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
     system_calls.prepare(target.filters)
     user_namespace = -1
     if target.is_rootless:
-        # At once: outside its own namespaces an ordinary user may enter none of them alone.
+        # All at once: an ordinary user can't enter one of them alone.
         os.setns(pidfd, target.namespaces | os.CLONE_NEWNS | os.CLONE_NEWUSER)
         become_root()
     else:

@@ -1,8 +1,8 @@
-"""Work from outside on a running container of a foreign runtime (``container.py``). Runs nothing of the image.
+"""Work from outside on a running container of a foreign runtime (``container.py``). Runs no program of the image.
 
-``prepare`` closes what the runtime left open. ``clean_up`` does the works of ``grading/cleanup.py``. ``resize`` changes
-how much may be written, and ``view`` makes the verifier's view of ``grading/view.py``, where the container's files are
-mounted: around the container's first process there is another one, which has mounted them.
+``prepare`` removes rights that the runtime left. ``clean_up`` does the parts of ``grading/cleanup.py``. ``resize``
+changes the storage limit, and ``view`` makes the verifier's view of ``grading/view.py``, both in the mount namespace of
+the process around the container's first one, which has mounted the container's files.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ from namespaces import HIDDEN_PROC, MAX_TERMINALS, OF_INIT, READ_ONLY_PROC, Laye
 
 
 def prepare(target: Target, directories: dict[str, int | None], users: list[str]) -> dict[str, Any]:
-    """Close what the runtime left open, make directories, and look for a shell.
+    """Remove rights that the runtime left, make directories, and look for a shell.
 
     Returns:
         The ``ids`` of these users; the ``error``, if there is one.
@@ -63,7 +63,7 @@ def prepare(target: Target, directories: dict[str, int | None], users: list[str]
 
 
 def _cover() -> None:
-    """Cover what is the whole machine's, and bound what is taken from the machine's numbers."""
+    """Cover files that concern the whole machine, and limit the number of terminals."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     covers = [(f"/proc/{name}", f"/proc/{name}") for name in (*READ_ONLY_PROC, *OF_INIT)]
     covers += [("/dev/null", f"/proc/{name}") for name in HIDDEN_PROC]
@@ -79,16 +79,16 @@ def _cover() -> None:
 
 
 def clean_up(target: Target, work: str, arguments: dict[str, Any], view_namespace: int) -> dict[str, Any]:
-    """Do one of the works of :mod:`grading.cleanup` in a child that has entered the container.
+    """Do one part of :mod:`grading.cleanup` in a child that has entered the container.
 
     Args:
         target: The container.
-        work: Its name.
-        arguments: What it is called with.
-        view_namespace: The verifier's view, where that is what the files are to be seen in; else -1.
+        work: The part's name.
+        arguments: Its arguments.
+        view_namespace: The mount namespace of the verifier's view, if the files are to be seen there; else -1.
 
     Returns:
-        What the work found; an ``error`` where it failed.
+        The part's results; an ``error`` if it failed.
     """
     try:
         _enter(target)
@@ -111,7 +111,7 @@ def clean_up(target: Target, work: str, arguments: dict[str, Any], view_namespac
 
 
 def _enter(target: Target) -> None:
-    """Make sure that the container is the one meant, and enter its user namespace where the caller is not root.
+    """Check that the container is the expected one, and enter its user namespace if the caller is not root.
 
     Raises:
         ProcessLookupError, FileNotFoundError: It is gone.
@@ -142,8 +142,8 @@ def view(
         target: The container.
         site: Where its files are mounted.
         number: The view's own.
-        paths: As :meth:`View.open` takes them.
-        also: As before.
+        paths: As for :meth:`View.open`.
+        also: As for :meth:`View.open`.
         control: A descriptor of the socket.
 
     Returns:
@@ -170,15 +170,15 @@ def view(
 def merge(
     target: Target, site: ContainerSite, number: int, bound: list[str], asked: list[str], view_namespace: int
 ) -> dict[str, Any]:
-    """Copy what was written in a view to the container's own files.
+    """Copy the changes made in a view to the container's own files.
 
     Args:
         target: The container.
         site: Where its files are mounted.
         number: The view's own.
-        bound: As :func:`view` returned them.
-        asked: All paths that it took.
-        view_namespace: The view.
+        bound: The paths that :func:`view` returned.
+        asked: All paths that it was given.
+        view_namespace: The view's mount namespace.
 
     Returns:
         The ``problem``, if there is one, and whether the view ``is_used``.
@@ -199,7 +199,7 @@ def merge(
 
 
 def drop_view(target: Target, site: ContainerSite, number: int, keeps: bool) -> dict[str, Any]:
-    """Remove a view, and unless it ``keeps`` them its files."""
+    """Remove a view, and its files unless ``keeps`` is set."""
 
     def work(_: int) -> dict[str, Any]:
         _view(site, number).close(keeps=keeps)
@@ -209,7 +209,7 @@ def drop_view(target: Target, site: ContainerSite, number: int, keeps: bool) -> 
 
 
 def resize(target: Target, site: ContainerSite, is_grading: bool) -> dict[str, Any]:
-    """Give a container's files the room that is kept for grading, or take it back.
+    """Free the room that is reserved for grading, or reserve it again.
 
     Returns:
         Whether it ``is_full``.
@@ -225,7 +225,7 @@ def resize(target: Target, site: ContainerSite, is_grading: bool) -> dict[str, A
 
 
 def written(target: Target, site: ContainerSite) -> dict[str, Any]:
-    """Return the ``paths`` that differ from the image, the resolver's own apart."""
+    """Return the ``paths`` that differ from the image, without the files of ``site.etc``."""
 
     def work(_: int) -> dict[str, Any]:
         found = written_paths()
@@ -241,18 +241,18 @@ def _view(site: ContainerSite, number: int) -> View:
 
 
 def _at_the_files(target: Target, site: ContainerSite, work: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """Do some work in a child that has entered the namespaces around the container, where its files are mounted.
+    """Do work in a child that has entered the namespaces around the container, where its files are mounted.
 
     Args:
         target: The container.
-        site: Where its files are.
+        site: The mount point of its files.
         work: Takes a descriptor of the container's first process; its working directory is the site's place.
     """
     read, write = os.pipe()
     try:
         _check(target)
         init = os.pidfd_open(target.init)
-        # All before the first is entered: from there nobody may look into that process, which is not dumpable.
+        # All are opened before the first is entered: afterwards that process, not dumpable, can't be examined.
         user, mounts, processes = (_namespace(site.outer, name) for name in ("user", "mnt", "pid"))
         os.setns(user, os.CLONE_NEWUSER)
         become_root()

@@ -12,14 +12,14 @@ RESOLVER = "/etc/resolv.conf"
 
 
 def make_directories(modes: dict[str, int | None], *, replacing: bool = False) -> None:
-    """Make each directory that is not there, parents too, and give it its mode, if any.
+    """Make each missing directory, with its parents, and set its mode, if any.
 
     Args:
-        modes: Path → mode; None leaves that of one that is there.
-        replacing: Remove what else has one of the names.
+        modes: Path → mode; None keeps the mode of an existing one.
+        replacing: Remove other entries with these names.
 
     Raises:
-        OSError: Something else has one of the names, or nothing can be made there.
+        OSError: Another entry has one of the names, or a directory can't be made.
     """
     for path, mode in modes.items():
         if replacing and (problem := removal.make_again(path, [0, 0, 0o755], 0)):
@@ -34,10 +34,10 @@ def name_server(address: str, owner: int = 0) -> None:
 
     Args:
         address: Its address.
-        owner: The file's required owner: the sandbox's root, as this process knows it.
+        owner: The file's owner: the id of the sandbox's root in this process's user namespace.
 
     Raises:
-        OSError: There is no place for it.
+        OSError: The file can't be written.
     """
     directory, name = os.path.split(RESOLVER)
     if problem := removal.make_again(directory, [owner, owner, 0o755], owner):
@@ -50,13 +50,13 @@ def name_server(address: str, owner: int = 0) -> None:
 
 
 def write_file(place: int, name: str, content: bytes, *, owner: int | None = None, mode: int = 0o644) -> None:
-    """Write a file in a directory in place of what has its name there, a directory with all that is in it too.
+    """Write a file in a directory, replacing an entry with its name, even a directory with its contents.
 
     Args:
         place: A descriptor of the directory.
-        name: The file's.
-        content: All of it.
-        owner: Its owner; None: this process's user.
+        name: The file's name.
+        content: The whole content.
+        owner: Its owner; None is this process's user.
         mode: Its mode.
 
     Raises:
@@ -85,7 +85,7 @@ def require_shell() -> None:
 
 
 def find_program(names: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the name and the path of the first of some programs that is there; None if none is."""
+    """Return the name and the path of the first program that exists; None if none does."""
     for name in names:
         for directory in PROGRAM_PATHS:
             path = f"{directory}/{name}"

@@ -1,8 +1,7 @@
-"""Forks supervisors, and processes that transfer files: Python starts once for all of a caller's.
+"""Forks supervisors and transfer processes, so that Python starts only once for a caller.
 
-It has no part in sandboxes' lives: each ends with its own control socket or with the caller, whatever becomes of this
-one. What transfers files ends with it. A request is the configuration as JSON, with the new process's socket to the
-caller and one to answer on.
+Sandboxes don't depend on it: each ends with its own control socket or with the caller. A transfer process ends with it.
+A request is the configuration as JSON, with the new process's socket to the caller and a socket for the answer.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ _LAST_DESCRIPTOR = 1 << 20
 
 def run(requests_fd: int, caller: int) -> int:
     """Serve until the caller is gone or has closed its end; return the exit status."""
-    os.closerange(requests_fd + 1, _LAST_DESCRIPTOR)  # what a library of the caller's let be inherited
+    os.closerange(requests_fd + 1, _LAST_DESCRIPTOR)  # descriptors that a library of the caller left inheritable
     os.set_inheritable(requests_fd, False)
     requests = socket.socket(fileno=requests_fd)
     try:
@@ -61,7 +60,7 @@ def _fork(payload: bytes, handles: list[int], own: tuple[int, ...]) -> None:
         _become(payload, control, further, (answer, *own))
     for handle in (control, *further):
         os.close(handle)
-    # It can't be collected before this returns: the pid is its own.
+    # The child is not collected before this returns, so the pid is not reused.
     pidfd = os.pidfd_open(pid)
     with contextlib.suppress(OSError), socket.socket(fileno=answer) as caller:
         socket.send_fds(caller, [str(pid).encode()], [pidfd])

@@ -1,4 +1,4 @@
-"""The supervisor's program: the mode that its command line names. Runs by itself, stdlib only."""
+"""The entry point of the supervisor's program, whose first argument is a mode. Runs by itself, stdlib only."""
 
 import gc
 import json
@@ -11,7 +11,7 @@ from messages import ContainerConfig, ContainerSite, Target, parse
 
 def main() -> int:
     """Run the mode that the command line names."""
-    # A collection in a forked process would copy every page that it looks at.
+    # A collection in a forked process would copy every page that it visits.
     gc.disable()
     match sys.argv[1:]:
         case ["serve", handle, text]:

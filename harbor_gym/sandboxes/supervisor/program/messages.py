@@ -9,34 +9,34 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, cast, get_args, get_origin
 
 NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
-"""Those of a sandbox's own, beside the mounts' and the user's."""
+"""A sandbox's own namespaces, beside those of mounts and users."""
 
 OPEN_FILES, MAX_OPEN_FILES = 1024, 4096
-"""Descriptors of one process of a sandbox: at first, and at most where it raises its limit.
+"""Soft and hard limit of open files of one process in a sandbox.
 
-The machine has one number of open files for all (fs.file-max), and the trainer's own limit is often a hundred times
-these. They are Linux's defaults (INR_OPEN_CUR, INR_OPEN_MAX): ordinary programs run with the first, and servers and
-compilers that raise it find enough in the second. ``harbor-gym doctor`` compares fs.file-max with what comes of it.
+The machine has one limit of open files for all (fs.file-max), and the trainer's own limit is often a hundred times
+these. They are Linux's defaults (INR_OPEN_CUR, INR_OPEN_MAX): the first is enough for ordinary programs, the second for
+servers and compilers that raise it. ``harbor-gym doctor`` compares fs.file-max with the sum of all sandboxes.
 """
 OPEN_FILES_OF_CALLER = 2 * MAX_OPEN_FILES
-"""The least limit of a process that sends descriptors to sandboxes of its own user, and so of all that start any.
+"""The lowest limit of open files of a process that starts sandboxes.
 
-The kernel counts descriptors that are under way in sockets by user, and lets nobody of a user send any whose own limit
-is passed (unix(7), ETOOMANYREFS): where root inside is the caller, it could stop the caller from running commands.
+The kernel counts descriptors in transit in sockets by user, and refuses a process of that user to send any above its
+own limit (unix(7), ETOOMANYREFS): a root inside that is the caller's user could stop the caller from running commands.
 """
 
 
 ORDINARY_IDS, MORE_IDS, HIGH_IDS = 1 << 16, 1 << 19, 1 << 7
-"""How many ids a sandbox with a range of its own has below 65536, above, and above those where its image asks for them.
+"""Numbers of ids of a sandbox with a range of its own: below 65536, above, and single ones above those for its image.
 
 The kernel has 340 places for such ids in a map, and no 4096 ranges of more than 128.
 """
 FIRST_OWN_ID = 0x70000000
-"""Where the ranges begin: above what systemd gives to containers and below 2^31, ids that no account or subordinate
-range has.
+"""First id of the ranges: above those that systemd gives to containers and below 2^31, where no account or subordinate
+range is.
 """
 FIRST = "/.harbor-gym-init"
-"""Where a container's first process is found; removed from its files once it runs."""
+"""Path of a container's first program; it is removed once it runs."""
 
 
 class CgroupLimits(NamedTuple):
@@ -48,7 +48,7 @@ class CgroupLimits(NamedTuple):
 
 
 class SupervisorConfig(NamedTuple):
-    """One sandbox, as its supervisor builds it."""
+    """The configuration of one sandbox for its supervisor."""
 
     parent: int
     """The caller's process: the sandbox ends with it."""
@@ -91,7 +91,7 @@ class SupervisorConfig(NamedTuple):
     """System call filters, each the kernel's instructions in base64."""
 
     closed_networks: tuple[str, ...]
-    """What no packet gets to, as ``a.b.c.d/n``."""
+    """Networks that no packet may reach, as ``a.b.c.d/n``."""
 
     cgroups: dict[str, tuple[int, str]]
     """Controller → version and directory of the group to make."""
@@ -106,20 +106,20 @@ class Target(NamedTuple):
     """Its first process."""
 
     start_time: str
-    """That process's: the pid may be another's by now."""
+    """That process's start, which tells reused pids apart."""
 
     ids: tuple[tuple[int, int, int], ...]
-    """The map of its user namespace, where that is not the one here: ``kernel.ids.Extents``."""
+    """The map of its user namespace, if it has one of its own: ``kernel.ids.Extents``."""
 
     cgroups: dict[str, tuple[int, str]]
     is_rootless: bool
     filters: tuple[str, ...]
     namespaces: int = NAMESPACES
-    """Which of :data:`NAMESPACES` are its own; an ordinary user may not enter the machine's."""
+    """Those of :data:`NAMESPACES` that are its own; an ordinary user can't enter the machine's."""
 
 
 class ContainerConfig(NamedTuple):
-    """One sandbox that a container runtime makes: what its launcher does before that."""
+    """The configuration of the launcher of a sandbox that a container runtime makes."""
 
     parent: int
     """The caller's process: the sandbox ends with it."""
@@ -150,7 +150,7 @@ class ContainerConfig(NamedTuple):
 
     runtime: tuple[str, ...]
     runtime_config: str
-    """What ``runtime.conf`` is to hold."""
+    """The content of ``runtime.conf``."""
 
     runtime_environment: dict[str, str]
 
@@ -184,7 +184,7 @@ class CommandSpec(NamedTuple):
     """One command with its user, directory and environment."""
 
     command: str
-    """For the sandbox's shell; where ``argv`` is given, what errors call it."""
+    """Text for the sandbox's shell; with ``argv`` only the command's name in errors."""
 
     user: str
     cwd: str
@@ -195,18 +195,18 @@ class CommandSpec(NamedTuple):
     joins_outputs: bool = False
     """Whether standard error goes where standard output goes."""
 
-    # What follows the sandbox fills in.
+    # The sandbox fills in the following fields.
     identity: Identity | None = None
-    """Who that was before a policy came; None: to be looked up in the sandbox's own."""
+    """The user's ids before the policy; None: to be looked up in the sandbox's own accounts."""
 
     data_limit_bytes: int | None = None
-    """Memory of each process by itself, where nothing bounds them together."""
+    """Memory of each process by itself, if no control group limits them together."""
 
     user_processes: int | None = None
-    """Processes of its user, where nothing counts the sandbox's."""
+    """Processes of its user, if no control group limits the sandbox's."""
 
     rank: str = ""
-    """One of :data:`kernel.capabilities.RANKS`: which other processes' memory and files are closed to it."""
+    """One of :data:`kernel.capabilities.RANKS`, which decides whose memory and files it can open."""
 
 
 class MessageError(ValueError):
@@ -214,7 +214,7 @@ class MessageError(ValueError):
 
 
 def as_object(message: Any) -> Any:
-    """Return a message as JSON takes it."""
+    """Return a message as JSON values."""
     if hasattr(message, "_fields"):
         return {name: as_object(value) for name, value in zip(message._fields, message, strict=True)}
     if isinstance(message, dict):
@@ -228,7 +228,7 @@ def to_json(message: Any) -> str:
 
 
 def parse[T](kind: type[T], data: object) -> T:
-    """Return a message of a kind from what JSON gave.
+    """Return a message of a kind from JSON values.
 
     Raises:
         MessageError: A field is missing, unknown or of another type; the text names it.

@@ -1,6 +1,6 @@
-"""Take a sandbox from the policy: list its processes, stop them, and make the verifier's directories.
+"""Clean a sandbox up before grading: list its processes, stop them, and make the verifier's directories.
 
-Done in a child of the supervisor that has entered the sandbox, by no program of the sandbox's.
+It runs in a child of the supervisor that has entered the sandbox, without programs of the sandbox.
 """
 
 import contextlib
@@ -21,21 +21,21 @@ _PAUSE_SEC = 0.005
 _MAX_WORDS_BYTES = 4096
 _MAX_ACCOUNT_BYTES = 10_000
 _MAX_LISTED = 2500
-"""Of the processes of a baseline; what an answer can hold. A sandbox has 1024 at most unless an option sets more."""
+"""Limit of the processes in a baseline's answer. A sandbox has at most 1024 unless an option sets more."""
 _FIRST = 1
 
 
 class _Process(NamedTuple):
     parent: int
     identity: str
-    """``pid:start``, the start in clock ticks since the machine's: another process of that pid has another one."""
+    """``pid:start``, the start in clock ticks since boot, which tells reused pids apart."""
 
 
 def do(work: str, arguments: dict[str, Any], ids: Ids) -> dict[str, Any]:
-    """Do one of the works by name. To be called in the sandbox's namespaces but the user's.
+    """Do one part of the clean-up by name. To be called in the sandbox's namespaces, except the user namespace.
 
     Raises:
-        OSError: The kernel refused something.
+        OSError: The kernel refused a call.
     """
     if works := _OF_DIRECTORIES.get(work):
         return works(**arguments, ids=ids)
@@ -43,7 +43,7 @@ def do(work: str, arguments: dict[str, Any], ids: Ids) -> dict[str, Any]:
 
 
 def take_baseline(directories: list[str]) -> dict[str, Any]:
-    """Return what runs in the sandbox, its System V objects, its accounts, and owner and mode of some directories."""
+    """Return the sandbox's processes, System V objects and accounts, and owner and mode of some directories."""
     identities = [process.identity for process in _look().values()]
     known = accounts.read()
     if sum(len(field) + 4 for lines in known for fields in lines for field in fields) > _MAX_ACCOUNT_BYTES:
@@ -57,12 +57,12 @@ def take_baseline(directories: list[str]) -> dict[str, Any]:
 
 
 def open_grading(directories: dict[str, list[int]], *, is_full: bool, ids: Ids) -> dict[str, Any]:
-    """Make directories again that grading needs, where something else has their names or nothing.
+    """Make the directories that grading needs again if they are missing or replaced by other entries.
 
     Args:
-        directories: Each with its owner, its group and its mode, as :func:`take_baseline` saw them.
-        is_full: Whether there was no room for them, which is answered as it came.
-        ids: Whom the sandbox's users are here.
+        directories: Path → owner, group and mode, as in the answer of :func:`take_baseline`.
+        is_full: Whether there was no room for them, which is only passed on.
+        ids: The mapping of the sandbox's user ids.
 
     Returns:
         The ``problem``, if there is one, and ``is_full``.
@@ -75,15 +75,16 @@ def open_grading(directories: dict[str, list[int]], *, is_full: bool, ids: Ids) 
 def stop(
     own: list[str], ipc_objects: list[str], terminal: list[int], leftovers: str, grace_sec: float, deadline_sec: float
 ) -> dict[str, Any]:
-    """Stop all processes but some and what these started, then remove what they leave in memory.
+    """Stop all processes except some and their descendants, then remove System V objects.
 
     Args:
-        own: The processes to spare, as :func:`take_baseline` names them.
+        own: The processes to spare, as in the answer of :func:`take_baseline`.
         ipc_objects: The System V objects to spare.
-        terminal: Processes that get no time to end.
-        leftovers: The terminal's directory, to be removed; processes that name it are not counted. Empty: none.
-        grace_sec: Time from SIGTERM to SIGKILL.
-        deadline_sec: Time for all of it.
+        terminal: Processes that are killed at once.
+        leftovers: The terminal's directory, to be removed; processes with it in their command line are not counted.
+            Empty: none.
+        grace_sec: Seconds from SIGTERM to SIGKILL.
+        deadline_sec: Seconds for the whole stop.
 
     Returns:
         How many processes were ``stopped``, and how many were ``left`` at the deadline.
@@ -98,7 +99,7 @@ def stop(
     while (victims := _sorted(spared)[0]) and time.monotonic() < kills_from:
         counted.add(victims)
         time.sleep(_PAUSE_SEC)
-    looks = 2  # one that hands over to the next may not be seen in a single look
+    looks = 2  # a process that is replaced by its child may be missed in a single look
     while looks and time.monotonic() < ends:
         victims, has_others = _sorted(spared)
         counted.add(victims)
@@ -117,12 +118,12 @@ def stop(
 
 
 def reset_verifier_dirs(directories: list[str], owner: str, ids: Ids) -> dict[str, Any]:
-    """Empty the verifier's directories and make them root's, so that nothing left there can be taken for a verdict.
+    """Empty the verifier's directories and give them to root, so that no leftover file can pass for a verdict.
 
     Args:
         directories: The verifier's output, then others.
-        owner: The user to give the output to; empty opens it to everybody.
-        ids: Whom the sandbox's users are here.
+        owner: The user to give the output to; empty makes it writable for all.
+        ids: The mapping of the sandbox's user ids.
 
     Returns:
         The ``problem``, if there is one.
@@ -168,7 +169,7 @@ class _Counted:
     def _is_the_policys(self, pid: int) -> bool:
         if words := _words(pid):
             return self._directory not in words
-        # One without words has erased them, or is ending by itself, as the terminal's client does.
+        # A process without a command line has erased it, or is ending by itself, like the terminal's client.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return not read_stat(pid).is_ending
         return False
@@ -185,7 +186,7 @@ def _words(pid: int) -> bytes:
 
 
 def _look() -> dict[int, _Process]:
-    """Return all living processes of the sandbox but its first and this one."""
+    """Return all living processes of the sandbox except its first and this one."""
     found: dict[int, _Process] = {}
     myself = os.getpid()
     for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib would cost 20 ms of imports at every start
@@ -203,7 +204,7 @@ def _read(pid: int) -> _Process | None:
 
 
 def _sorted(spared: frozenset[str]) -> tuple[dict[int, _Process], bool]:
-    """Return the processes to be stopped, and whether there are others."""
+    """Return the processes to stop, and whether there are others."""
     processes = _look()
     own: set[int] = {pid for pid, process in processes.items() if process.identity in spared}
     victims: dict[int, _Process] = {}
@@ -221,14 +222,14 @@ def _sorted(spared: frozenset[str]) -> tuple[dict[int, _Process], bool]:
 
 
 def _kill(victims: dict[int, _Process]) -> None:
-    """Kill processes, each stopped before: a process that forks ahead of its killer has a shorter lead each time."""
+    """Stop all the processes, then kill them, so that processes that fork are caught after some rounds."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in victims:
             _signal(pid, number)
 
 
 def _kill_everybody() -> bool:
-    """Kill all but the first process and this one at once, which no forking outruns; False where there is nobody."""
+    """Kill all processes except the first and this one at once, which forking can't escape; False if there are none."""
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,11 +1,11 @@
 """Harbor's requests about a sandbox's directories, done by descriptors: no program of the sandbox runs.
 
-Harbor runs ``test``, ``mkdir``, ``rm``, ``find`` and ``chmod`` for it, between the policy's end and the verifier too.
+Harbor itself runs ``test``, ``mkdir``, ``rm``, ``find`` and ``chmod``, also between the policy's end and the verifier.
 
-**Links.** To look, each is followed, with the rights of the user who asks, as ``test`` does. Where something is made,
-emptied or opened to all, a link is followed on the way only if it is root's (``/bin``, ``/var/run``): root then goes
-nowhere that an ordinary user sends it. A link is followed by its text and never by the kernel, so that one of /proc
-leads to no other process's files. Harbor's ``mkdir`` and ``chmod`` follow every link.
+**Links.** A look follows each link, with the rights of the requesting user, like ``test``. When a directory is made,
+emptied or made writable for all, only root's links (``/bin``, ``/var/run``) are followed, so that an ordinary user
+can't lead root elsewhere. A link is followed by its text and never by the kernel, so that one of /proc leads to no
+other process's files. Harbor's ``mkdir`` and ``chmod`` follow every link.
 """
 
 import errno
@@ -28,7 +28,7 @@ _MAX_LINKS = 40
 
 
 def look(path: str, user: str, ids: Ids) -> dict[str, Any]:
-    """Return what a user finds at a path: ``is_dir`` and ``is_file``, as ``test -d`` and ``test -f`` answer.
+    """Return whether a path ``is_dir`` or ``is_file`` for a user, like ``test -d`` and ``test -f``.
 
     Raises:
         RequestError: There is no such user in the sandbox.
@@ -42,7 +42,7 @@ def look(path: str, user: str, ids: Ids) -> dict[str, Any]:
 
 
 def ensure(directories: list[str], user: str, ids: Ids, *, opens: bool) -> dict[str, Any]:
-    """Make directories that are missing, with their parents, as a user; with ``opens``, open them to all.
+    """Make missing directories, with their parents, as a user; with ``opens``, make them writable for all.
 
     Returns:
         The ``problem``, if there is one.
@@ -55,9 +55,9 @@ def ensure(directories: list[str], user: str, ids: Ids, *, opens: bool) -> dict[
 
 
 def empty(directories: list[str], ids: Ids, *, opens: bool) -> dict[str, Any]:
-    """Make directories empty, as root, in place of what else has their names; with ``opens``, open them to all.
+    """Make or empty directories, as root, replacing other entries; with ``opens``, make them writable for all.
 
-    One that is there keeps its owner, and unless it is opened its mode.
+    An existing one keeps its owner, and without ``opens`` its mode.
 
     Returns:
         The ``problem``, if there is one.
@@ -67,7 +67,7 @@ def empty(directories: list[str], ids: Ids, *, opens: bool) -> dict[str, Any]:
 
 
 def reset(remove: list[str], create: list[str], open_to_all: list[str], ids: Ids) -> dict[str, Any]:
-    """Remove what has some names, make directories, and open some to all, as root; stop at what can't be done.
+    """Remove entries, make directories, and make some writable for all, as root; stop at the first failing list.
 
     Returns:
         The ``problem``, if there is one.
@@ -84,7 +84,7 @@ def reset(remove: list[str], create: list[str], open_to_all: list[str], ids: Ids
 
 
 def _be(user: str, ids: Ids) -> int | None:
-    """Use files as a user of the sandbox; return the owner of the links to follow; None: any owner."""
+    """Use files as a user of the sandbox; return the owner of the links to follow, None for any owner."""
     uid, gid, groups, _ = (0, 0, [0], "") if user in _ROOT else accounts.identity(user, accounts.read())
     outside = [ids.outside(number) for number in (uid, gid, *groups)]
     use_files_as(outside[0], outside[1], outside[2:], is_root=uid == 0)
@@ -147,7 +147,7 @@ def _removed(walk: "_Walk", path: str) -> str:
 
 
 def _directory_at(parent: int, name: str) -> int:
-    """Return a descriptor of a directory, made where there is none, in place of a file or a link."""
+    """Return a descriptor of a directory, made if it is missing or a file or link."""
     kind = removal.kind_of(parent, name)
     if kind not in (0, stat.S_IFDIR):
         os.unlink(name, dir_fd=parent)
@@ -176,10 +176,11 @@ class _Walk:
         self._trusted = trusted
 
     def to(self, path: str, *, makes: bool) -> int:
-        """Return a descriptor of a directory, for further walks alone.
+        """Return a descriptor of a directory, only for further walks.
 
         Raises:
-            OSError: There is something else, or a link that is not followed; or nothing, and none is to be made.
+            OSError: The path leads to another entry, or over a link that is not followed; or it is missing, and
+                ``makes`` is false.
         """
         place, waiting, links = os.open("/", _PASSED), _names(path)[::-1], 0
         try:
@@ -191,7 +192,7 @@ class _Walk:
                     continue
                 links += 1
                 if links > _MAX_LINKS or self._trusted not in (None, status.st_uid):
-                    raise OSError(errno.ELOOP, f"the link {name} on the way is followed by nobody but its owner")
+                    raise OSError(errno.ELOOP, f"the link {name} in the path is only followed for its owner")
                 target = os.readlink(name, dir_fd=place)
                 waiting += _names(target)[::-1]
                 if target.startswith("/"):

@@ -1,9 +1,9 @@
-"""Copy everything written in a view to the sandbox's own files, so that a task's set-up reaches the policy.
+"""Copy all changes made in a view to the sandbox's own files, so that a task's set-up reaches the policy.
 
-Both trees are walked by descriptors that follow no link, as the policy prepared the target. What it has in the
-place of something copied is removed first.
+Both trees are walked by descriptors that follow no link, as the policy controls the target. The policy's entries in the
+place of copied ones are removed first.
 
-Source: the kernel's filesystems/overlayfs.rst, for what is in an upper directory.
+Source: the kernel's filesystems/overlayfs.rst, for the content of an upper directory.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ def merge(layers: Layers, place: str, bound: list[str], asked: list[str], *, kee
     """Copy a view's upper directory to ``root``. In a child of the process that mounted both, in the same directory.
 
     Args:
-        layers: Those of the image.
+        layers: The image's layers.
         place: The view's directory.
         bound: Paths that are the sandbox's own in the view.
-        asked: Those, and paths that were to be carried and were not there.
-        keeps: Leave what was written where it is; else files are moved, so that they never take room twice.
+        asked: Those, and requested paths that did not exist.
+        keeps: Leave the view's files; otherwise each is removed after its copy, so that they never take room twice.
 
     Returns:
         The ``problem``, if there is one. The sandbox's files are then incomplete.
@@ -65,21 +65,21 @@ class _Merge:
     def __init__(self, bound: list[str], asked: list[str], opaque: str, *, keeps: bool) -> None:
         self._skipped = _LEFT_IN_THE_VIEW.union(bound)
         self._way = _above(bound)
-        """Directories on the way to what is bound, which the view's maker may have made."""
+        """Directories above bound paths, which the maker of the view may have made."""
         self._removed = _above(asked).union(asked)
-        """What the view's maker may have removed."""
+        """Paths that the maker of the view may have removed."""
         self._opaque = opaque
         self._keeps = keeps
         self.at = "/"
         """The path that is being copied."""
 
     def directory(self, source: int, target: int, image: int | None, path: str) -> None:
-        """Copy what is in a directory.
+        """Copy a directory's entries.
 
         Args:
             source: A descriptor of it in the upper directory; closed.
-            target: One of the sandbox's own; closed.
-            image: One of the image's; None where it has none. Closed.
+            target: A descriptor of the sandbox's own directory; closed.
+            image: A descriptor of the image's; None if it has none. Closed.
             path: Its path.
         """
         try:
@@ -184,7 +184,7 @@ def _copy_file(name: str, source_place: int, target_place: int) -> None:
 
 
 def _copy_content(source: int, target: int, size: int) -> None:
-    """Copy what a file has, without its holes."""
+    """Copy a file's data, without its holes."""
     end = 0
     while end < size:
         try:

@@ -1,7 +1,7 @@
-"""Remove the policy's files from the verifier's directories, and make these again: no link's target is removed.
+"""Remove the policy's files from the verifier's directories, and make these again. No link's target is removed.
 
-Paths are walked in the sandbox's mount namespace by a process that holds no descriptor of the host's, so that no link
-in them leads out of it.
+Paths are walked in the sandbox's mount namespace by a process without descriptors of the host, so that no link leads
+out of it.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ _CLOSED, _OPEN = 0o755, 0o777
 
 
 def remove(path: str) -> None:
-    """Remove what has a name, with all that is below it."""
+    """Remove the entry at a path, with all below it, as far as possible."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         try:
             os.unlink(path)  # noqa: PTH108  # pathlib would cost 20 ms of imports at every start
@@ -24,7 +24,7 @@ def remove(path: str) -> None:
 
 
 def remove_entry(name: str, place: int) -> None:
-    """Remove an entry of a directory, with all that is below it."""
+    """Remove an entry of a directory, with all below it."""
     try:
         os.unlink(name, dir_fd=place)
     except IsADirectoryError:
@@ -33,20 +33,20 @@ def remove_entry(name: str, place: int) -> None:
 
 
 def remove_unless_directory(path: str) -> None:
-    """Remove a link or a file that stands where a directory should."""
+    """Remove a link or a file in place of a directory."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
         os.unlink(path)  # noqa: PTH108  # as above
 
 
 def empty_as_roots(path: str, root: int) -> str:
-    """Make a directory, if there is none, root's and closed to others, and remove what is in it.
+    """Empty a directory, made if missing, and give it to root, not writable for others.
 
     Args:
         path: The directory.
-        root: The sandbox's root, as this process knows it.
+        root: The id of the sandbox's root in this process's user namespace.
 
     Returns:
-        What is wrong then; empty where nothing is.
+        The problem; empty if there is none.
     """
     try:
         _make(path, root)
@@ -66,7 +66,7 @@ def empty_as_roots(path: str, root: int) -> str:
 
 
 def state_of(path: str) -> list[int] | None:
-    """Return a directory's owner, group and mode; None where there is no directory."""
+    """Return a directory's owner, group and mode; None if there is no directory."""
     with contextlib.suppress(OSError):
         status = os.stat(path)  # noqa: PTH116  # as above
         if stat.S_ISDIR(status.st_mode):
@@ -75,15 +75,15 @@ def state_of(path: str) -> list[int] | None:
 
 
 def make_again(path: str, state: list[int], root: int) -> str:
-    """Make a directory as it was, if there is none any more, in place of what has its name.
+    """Make a missing directory again as it was, replacing another entry with its name.
 
     Args:
         path: The directory.
-        state: What :func:`state_of` returned of it.
+        state: The result of :func:`state_of`.
         root: As for :func:`empty_as_roots`.
 
     Returns:
-        What is wrong then; empty where nothing is.
+        The problem; empty if there is none.
     """
     uid, gid, mode = state
     try:
@@ -101,7 +101,7 @@ def make_again(path: str, state: list[int], root: int) -> str:
 
 
 def _make(path: str, root: int) -> None:
-    """Make a directory and those above it; a link that leads to one is one."""
+    """Make a directory and those above it; a link to a directory counts as one."""
     if path in ("", "/") or os.path.isdir(path):  # noqa: PTH112  # as above
         return
     _make(os.path.dirname(path), root)  # noqa: PTH120  # as above
@@ -111,7 +111,7 @@ def _make(path: str, root: int) -> None:
 
 
 def hand_over(path: str, uid: int | None) -> None:
-    """Give a directory to a user, or open it to everybody."""
+    """Give a directory to a user, or make it writable for all."""
     with contextlib.suppress(OSError):
         handle = os.open(path, _DIRECTORY)
         try:
@@ -124,9 +124,9 @@ def hand_over(path: str, uid: int | None) -> None:
 
 
 def empty(place: int) -> None:
-    """Remove all that is in a directory, however deep, as far as that can be done; close its descriptor.
+    """Remove all entries of a directory, to any depth, as far as possible; close its descriptor.
 
-    Holds one descriptor at a time: it goes up again by "..", and gives up where that is another directory meanwhile.
+    It keeps one descriptor open: it goes up by "..", and stops if that has become another directory.
     """
     above: list[tuple[str, tuple[int, int]]] = []
     passed: set[tuple[int, int]] = set()
@@ -151,7 +151,7 @@ def empty(place: int) -> None:
 
 
 def _remove_entries(place: int, passed: set[tuple[int, int]]) -> str | None:
-    """Remove what can be removed at once; return a directory that must be emptied first."""
+    """Remove the entries that can be removed at once; return a directory that must be emptied first."""
     for name in os.listdir(place):
         try:
             os.unlink(name, dir_fd=place)
@@ -160,7 +160,7 @@ def _remove_entries(place: int, passed: set[tuple[int, int]]) -> str | None:
                 status = os.stat(name, dir_fd=place, follow_symlinks=False)
                 if (status.st_dev, status.st_ino) not in passed:
                     return name
-        except OSError:  # what can't be removed is seen in the end
+        except OSError:  # the caller checks for remaining entries
             continue
     return None
 
@@ -174,7 +174,7 @@ def _removed_directory(name: str, place: int) -> bool:
 
 
 def kind_of(place: int, name: str) -> int:
-    """Return the file type bits of a directory's entry, itself and not a link's target; 0 where there is none."""
+    """Return the file type bits of a directory's entry, without following links; 0 if there is none."""
     try:
         return stat.S_IFMT(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Wait until the services that an ENTRYPOINT left running are up: none computes, and no further socket listens.
+"""Wait until the services that an ENTRYPOINT left running are idle: none computes, and no new socket listens.
 
 Source: proc_pid_stat(5), and the kernel's net/ipv4/tcp_ipv4.c and net/unix/af_unix.c for the tables of sockets.
 """
@@ -13,9 +13,9 @@ from kernel.procfs import read_stat
 _FIRST = 1
 _PAUSE_SEC = 0.02
 _QUIET_SEC = 0.3
-"""Docker takes that long from the ENTRYPOINT to the first command (measured: 0.28 s): a sleeper gets no less."""
+"""As long as Docker takes from the ENTRYPOINT to the first command (measured: 0.28 s)."""
 _QUIET_TICKS = 5
-"""Processor time that a service at rest may take in that time: a sixth of one processor, where a tick is 10 ms."""
+"""Processor time of all services in that time that counts as idle: a sixth of one processor, with ticks of 10 ms."""
 _KEEPS_ALIVE = b"sleep\0infinity\0"
 """Our own command, on which a parent such as tini waits."""
 _LISTENS = {"tcp": (3, "0A", 9), "tcp6": (3, "0A", 9), "unix": (3, "00010000", 6)}
@@ -30,17 +30,17 @@ class _Look(NamedTuple):
     """Whether one runs, waits for a processor, or for a disk."""
 
     sockets: frozenset[str]
-    """Those that listen."""
+    """Inodes of listening sockets."""
 
 
 def settle(limit_sec: float) -> dict[str, Any]:
-    """Return when no service is left, when all have been quiet for 0.3 s, or when the time is up.
+    """Wait until no service is left, all have been idle for 0.3 s, or the time is up.
 
     Args:
-        limit_sec: The time.
+        limit_sec: The longest wait, in seconds.
 
     Returns:
-        ``services``, the number of processes that are left; ``waited_sec``; and whether all ``are_quiet``.
+        ``services``, the number of remaining processes; ``waited_sec``; and whether all ``are_quiet``.
     """
     begun = quiet_since = time.monotonic()
     now = quiet = _look()

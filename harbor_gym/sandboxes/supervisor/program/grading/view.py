@@ -1,8 +1,8 @@
-"""A pristine view of a sandbox: the image as it was, and of the policy's files only the paths that count.
+"""A pristine view of a sandbox: the original image, and only the given paths of the policy's files.
 
-A mount namespace of its own with a fresh overlay on the image's layers, in which nothing is that the policy wrote but
-what is bound in from its root. Processes and network are the sandbox's. A verifier has one, and a later step's set-up,
-of which ``merging.py`` copies to the sandbox's own files what was written there.
+It is a mount namespace with a fresh overlay on the image's layers; files of the policy are only in paths bound from its
+root. Processes and network are the sandbox's. A verifier has one, and a later step's set-up, whose changes
+``merging.py`` copies to the sandbox's own files.
 """
 
 import array
@@ -24,7 +24,7 @@ from kernel.ids import Ids
 _DIRECTORY = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _TIMEOUT_SEC = 10.0
-"""The policy may stop the process that mounts the view, by a service that the task keeps running."""
+"""Limit for mounting the view: the policy may stop its process, by a service that the task keeps running."""
 _UP, _REPORT_BYTES = b"up", 2000
 _MAX_PATHS, _MAX_PATHS_BYTES = 5000, 40_000
 
@@ -34,11 +34,11 @@ class ViewError(Exception):
 
 
 class FilesOfView(NamedTuple):
-    """The files of a view, whatever is carried into it."""
+    """The files of a view, apart from the carried paths."""
 
     layers: namespaces.Layers
     directories: dict[str, int | None]
-    """Directories to make, and their modes; None leaves theirs."""
+    """Directories to make → mode; None keeps the mode of an existing one."""
 
     name_server: str
 
@@ -47,10 +47,10 @@ class View:
     """One view; :attr:`namespace` is a descriptor of its mount namespace.
 
     Args:
-        own: What it has from its start.
-        ids: Whom the sandbox's users are.
-        number: Its own among the views of the sandbox.
-        cgroup_mounts: Directories of the control groups, and where they are seen inside.
+        own: The view's files at its start.
+        ids: The mapping of the sandbox's user ids.
+        number: Its number among the sandbox's views.
+        cgroup_mounts: Directories of the control groups, and their mount points inside.
     """
 
     def __init__(self, own: FilesOfView, ids: Ids, number: int, cgroup_mounts: list[tuple[str, str]]) -> None:
@@ -58,17 +58,17 @@ class View:
         self._place = f"view-{number}"
         self.namespace = -1
         self.bound: list[str] = []
-        """Which paths are the sandbox's own in the view."""
+        """The paths that are the sandbox's own in the view."""
 
     def open(self, paths: list[str], user_namespace: int, *, has_network: bool, also: Sequence[str] = ()) -> None:
         """Make the view. In the supervisor's own mount namespace, with the sandbox's place as working directory.
 
         Args:
-            paths: What is carried: absolute paths of directories or files, as the policy left them. One that is not
-                there, or to which only a link leads, is not there in the view either.
-            user_namespace: A process of the sandbox; -1 where this process is in its user namespace.
-            has_network: Whether it is to find a name server.
-            also: Paths that are carried too, of which the image's stays where nothing is there or a link leads to it.
+            paths: The carried paths: absolute ones of directories or files, as the policy left them. A path that is
+                missing, or to which only a link leads, is missing in the view, too.
+            user_namespace: A pidfd of a process of the sandbox; -1 if this process is in its user namespace.
+            has_network: Whether it needs a name server.
+            also: Further carried paths; the image's entry stays if one is missing or only a link leads to it.
 
         Raises:
             ViewError: The kernel refuses.
@@ -84,14 +84,14 @@ class View:
             raise ViewError(str(exc)) from exc
 
     def merge(self, asked: list[str], *, keeps: bool) -> dict[str, Any]:
-        """Copy what was written in the view to the sandbox's own files; see :func:`merging.merge`."""
+        """Copy the changes made in the view to the sandbox's own files; see :func:`merging.merge`."""
         return merging.merge(self._files.layers, self._place, self.bound, asked, keeps=keeps)
 
     def close(self, *, keeps: bool = False) -> None:
-        """Drop the view and what was written in it. Idempotent.
+        """Drop the view and its files. Idempotent.
 
         Args:
-            keeps: Leave what was written to the processes that run in the view.
+            keeps: Keep the files for the processes that run in the view.
         """
         if self.namespace >= 0:
             os.close(self.namespace)
@@ -112,7 +112,7 @@ class View:
                 return
             is_directory = stat.S_ISDIR(os.fstat(source).st_mode)
             if not is_directory and self._is_to_be_directory(path):
-                return  # a file of a kept process's in place of the workdir or a log directory: the image's stays
+                return  # a file in place of the workdir or a log directory: the image's stays
             target = self._made(os.dup(root), names, is_directory=is_directory)
             try:
                 here = f"/proc/self/fd/{target}"
@@ -128,11 +128,11 @@ class View:
                 os.close(source)
 
     def _is_to_be_directory(self, path: str) -> bool:
-        """Return whether a path is that of a directory that the sandbox must have, or above one."""
+        """Return whether a path is a directory that the sandbox must have, or above one."""
         return any(f"{needed}/".startswith(f"{path.rstrip('/')}/") for needed in self._files.directories)
 
     def _made(self, place: int, names: list[str], *, is_directory: bool) -> int:
-        """Return a descriptor of a place to mount on, made where the image has none of its kind."""
+        """Return a descriptor of a mount point, made if the image has none of its kind."""
         owner = self._ids.outside(0)
         for depth, name in enumerate(names):
             wants_directory = is_directory or depth < len(names) - 1
@@ -149,7 +149,7 @@ class View:
         return place
 
     def _enclose(self, user_namespace: int, has_network: bool) -> None:
-        """Make the mount namespace in a process of its own, as the sandbox's root does, and hand it over."""
+        """Make the mount namespace in a process that acts as the sandbox's root, and receive its descriptor."""
         up, ready = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
@@ -177,7 +177,7 @@ class View:
             pivot_root(root)
             files.make_directories(self._files.directories, replacing=True)
             if has_network:
-                # It may be one of the carried files, and is the sandbox's own then.
+                # It may be a carried file, which is the sandbox's own then.
                 with contextlib.suppress(OSError):
                     files.name_server(self._files.name_server)
             socket.send_fds(ready, [_UP], [own])
@@ -199,7 +199,7 @@ def _received(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _reached(place: int, names: list[str]) -> int | None:
-    """Return a descriptor of what lies at a path, through no link; None where nothing does. Closes ``place``."""
+    """Return a descriptor of the file or directory at a path, through no link; None without one. Closes ``place``."""
     for depth, name in enumerate(names):
         is_last = depth == len(names) - 1
         try:
@@ -214,7 +214,7 @@ def _reached(place: int, names: list[str]) -> int | None:
 
 
 def _plain_parent(root: int, names: list[str]) -> str:
-    """Return what of a path is to go where the policy's root has nothing there: down to the first link or the end."""
+    """Return the part of a path to remove if the policy's root lacks it: down to the first link or the end."""
     place = os.dup(root)
     try:
         for depth, name in enumerate(names):
@@ -229,10 +229,10 @@ def _plain_parent(root: int, names: list[str]) -> str:
 def written_paths(upper: str = "upper") -> dict[str, Any]:
     """Return the paths that were written in the sandbox, deleted ones too. In the supervisor's mount namespace.
 
-    The resolver's file is left out, which is the supervisor's own.
+    The resolver's file, which the supervisor writes, is left out.
 
     Returns:
-        ``paths``, and whether these ``are_all``. A directory counts where it is new and empty; else its contents do.
+        ``paths``, and whether these ``are_all``. A new empty directory counts itself, any other its contents.
     """
     found: list[str] = []
     length = 0

@@ -18,7 +18,7 @@ _LAST_CAPABILITY = 63
 _OF_FILES = 0b11111
 """CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID."""
 _KILLED_EARLY = b"500"
-"""Half the memory limit more than it has: the largest of a sandbox's commands is killed, and never its PID 1."""
+"""Counts half the memory limit more for a process: a sandbox's largest command is killed, never its PID 1."""
 PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
@@ -38,7 +38,7 @@ _DROPPED_CAPABILITIES = [
     for capability in range(_LAST_CAPABILITY + 1)
     if capability not in KEPT_CAPABILITIES.values() and _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
 ]
-"""All others that this kernel has. Those it has not given to this process too: a user namespace gives all again."""
+"""All others that this kernel has, also those that this process lacks: a user namespace grants all again."""
 
 
 def _checked(result: int, what: str) -> int:
@@ -71,13 +71,13 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def bind_read_only(source: str, target: str, flags: int) -> None:
-    """Bind a file or directory on another, not to be written to; ``flags`` are mount(2)'s further ones."""
+    """Bind a file or directory on another, read-only; ``flags`` are further ones of mount(2)."""
     mount(source, target, None, MS_BIND)
     mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
 
 
 def bind_shifted(source: str, target: str, user_namespace: int) -> None:
-    """Bind a directory on another, read-only, its owners seen through a user namespace's map of ids.
+    """Bind a directory on another, read-only, with its owners mapped by a user namespace's map of ids.
 
     Raises:
         OSError: The kernel (before 5.12) or the file system has no such mounts.
@@ -93,7 +93,7 @@ def bind_shifted(source: str, target: str, user_namespace: int) -> None:
 
 
 def pivot_root(directory: str) -> None:
-    """Make a mount point this mount namespace's root, and nothing outside of it reachable."""
+    """Make a mount point this mount namespace's root, so that no file outside of it can be reached."""
     os.chdir(directory)
     _call(_PIVOT_ROOT[os.uname().machine], "pivot_root", b".", b".")
     unmount(".")
@@ -101,7 +101,7 @@ def pivot_root(directory: str) -> None:
 
 
 def unmount(directory: str) -> None:
-    """Take away what is mounted on a directory, now from sight, and for good when nobody uses it any more."""
+    """Unmount a directory: it is hidden at once, and released when no process uses it any more."""
     _checked(_libc.umount2(directory.encode(), _MNT_DETACH), f"unmount {directory}")
 
 
@@ -125,7 +125,7 @@ def _clear_inheritable() -> None:
 
 
 def become_keeping_capabilities(uid: int, gid: int) -> None:
-    """Become a user without losing what root may do."""
+    """Become a user without losing root's capabilities."""
     prctl(PR_SET_KEEPCAPS, 1)
     os.setgroups([])
     os.setresgid(gid, gid, gid)
@@ -136,7 +136,7 @@ def become_keeping_capabilities(uid: int, gid: int) -> None:
 
 
 def write_files_as_root() -> None:
-    """Make files that this process writes root's: another id may be none that the file system knows (EOVERFLOW).
+    """Make root the owner of files that this process writes: the file system may not know another id (EOVERFLOW).
 
     The processes that it may signal, and those that may signal it, stay the same. Source: setfsuid(2).
     """
@@ -145,9 +145,10 @@ def write_files_as_root() -> None:
 
 
 def use_files_as(uid: int, gid: int, groups: list[int], *, is_root: bool) -> None:
-    """Let the kernel judge this process's use of files as it judges a user's, and make its new files the user's.
+    """Let this process use files with a user's rights, and make the user the owner of its new files.
 
-    What it may signal, and what may signal or open it, stays the same. Source: setfsuid(2), capabilities(7).
+    The processes that it may signal, and those that may signal or open it, stay the same. Source: setfsuid(2),
+    capabilities(7).
     """
     os.setgroups(groups)
     _libc.setfsgid(gid)
@@ -159,7 +160,7 @@ def use_files_as(uid: int, gid: int, groups: list[int], *, is_root: bool) -> Non
 
 
 def become_root() -> None:
-    """Become root of this process's user namespace, which it has just entered, and stay unreadable for its others."""
+    """Become root of the user namespace that this process has just entered, and stay unreadable for its processes."""
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     not_dumpable()
@@ -180,13 +181,13 @@ def not_dumpable() -> None:
 
 
 def return_free_memory() -> None:
-    """Give the kernel the pages that this process has freed, where the C library can; see malloc_trim(3)."""
+    """Return freed pages to the kernel, if the C library can; see malloc_trim(3)."""
     if trim := getattr(_libc, "malloc_trim", None):
         trim(0)
 
 
 class MemoryKills:
-    """This process's place among those the kernel kills where memory runs short.
+    """This process's rank among those that the kernel kills when memory runs out.
 
     To be made before :func:`harden_self`, after which an ordinary user may not open the file any more.
     """
@@ -195,23 +196,23 @@ class MemoryKills:
         self._handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
 
     def prioritize(self) -> None:
-        """Let the kernel kill this process, and all that come of it from now on, before those that did not do this."""
+        """Let the kernel kill this process and its later descendants before processes that did not call this."""
         os.write(self._handle, _KILLED_EARLY)
         os.close(self._handle)
 
 
 def bound_capabilities(*also_kept: int) -> None:
-    """Give up, for good, what a sandbox may not have; no setuid program brings it back."""
+    """Give up the capabilities that a sandbox may not have for good; no setuid program restores them."""
     for capability in _DROPPED_CAPABILITIES:
         if capability not in also_kept:
             prctl(_PR_CAPBSET_DROP, capability)
 
 
 def drop_privileges(uid: int, gid: int, groups: list[int], rank: Collection[int] = ()) -> None:
-    """Become the user, with no more capabilities than a sandbox may have and those of a rank, for good.
+    """Become the user, with at most the capabilities of a sandbox and those of a rank, for good.
 
-    Root gets a rank's at the next execve as it gets all that is bounded. Others have to take theirs along: else root of
-    a lower rank could become that user, who then would have nothing that is lacking to it.
+    Root gets a rank's capabilities at the next execve, from the bounding set. Other users must keep theirs over it:
+    otherwise root of a lower rank could become such a user and access its processes.
     """
     bound_capabilities(*rank)
     os.setgroups(groups)
@@ -236,7 +237,7 @@ def _hold_over_execve(capabilities: Collection[int]) -> None:
 
 
 def write_file(path: str, content: str) -> None:
-    """Write to a file that is there, in one call."""
+    """Write to an existing file, in one call."""
     handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(handle, content.encode())

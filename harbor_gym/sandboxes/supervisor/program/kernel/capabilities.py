@@ -16,7 +16,7 @@ KEPT_CAPABILITIES = {
     "cap_sys_chroot": 18,
     "cap_setfcap": 31,
 }
-"""What root keeps inside: enough for apt, useradd, su and chown; neither devices, mounts nor raw sockets."""
+"""Capabilities of root inside: enough for apt, useradd, su and chown, but not for devices, mounts or raw sockets."""
 
 POLICY, SERVICE, VERIFIER = "policy", "service", "verifier"
 _CAP_WAKE_ALARM, _CAP_BLOCK_SUSPEND = 35, 36
@@ -25,10 +25,10 @@ RANKS: dict[str, tuple[int, ...]] = {
     SERVICE: (_CAP_BLOCK_SUSPEND,),
     VERIFIER: (_CAP_BLOCK_SUSPEND, _CAP_WAKE_ALARM),
 }
-"""Rank of a command → the capabilities that it holds beyond the kept ones, in every user.
+"""Rank of a command → its capabilities beyond the kept ones, for every user.
 
-They give a sandbox nothing: the kernel asks for both in the machine's own user namespace alone (``capable`` in
-fs/eventpoll.c, kernel/time/alarmtimer.c and fs/timerfd.c). What they do is to close a process to all lower ranks:
-whoever opens /proc/PID/mem, root, fd, cwd or environ must hold each capability that the process is permitted
-(``cap_ptrace_access_check``), root included. A process that becomes another user by itself (su) loses them.
+They give a sandbox no rights: the kernel checks both only in the machine's own user namespace (``capable`` in
+fs/eventpoll.c, kernel/time/alarmtimer.c and fs/timerfd.c). Their effect is to close a process to all lower ranks: a
+process that opens /proc/PID/mem, root, fd, cwd or environ must have each permitted capability of the other process
+(``cap_ptrace_access_check``), even as root. A process that becomes another user by itself (su) loses them.
 """

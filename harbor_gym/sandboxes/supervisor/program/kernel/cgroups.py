@@ -1,7 +1,7 @@
-"""One sandbox's control groups: limits on memory, processes and processor time that hold for all of it together.
+"""One sandbox's control groups: limits on memory, processes and processor time of all its processes together.
 
-Version 1 has one tree per controller, version 2 one for all; a machine may have both. Files written in the sandbox lie
-in memory too and are charged to it, but they have a bound of their own: the memory limit follows them.
+Version 1 has one tree per controller, version 2 one for all; a machine may have both. Files written in the sandbox are
+in memory too and are charged to it, but they have a limit of their own, so the memory limit is raised by their size.
 
 Source: the kernel's admin-guide/cgroup-v1 and cgroup-v2.rst.
 """
@@ -18,10 +18,10 @@ _REMOVE_SEC = 2.0
 _PAUSE_SEC = 0.005
 _HEADROOM_BYTES = 64 << 20
 _HEADROOM_PART = 8
-"""The limit stands this much above what processes may have: files are noticed a moment after they were written."""
+"""Tolerance of the limit above the memory of processes: files are noticed a moment after they were written."""
 _NEAR_LIMIT_BYTES = 4 << 20
 _SOCKETS_FILE, _SOCKETS_PART = "memory.kmem.tcp.limit_in_bytes", 4
-"""Version 1 counts buffers of TCP and UDP sockets apart, and only where they have a limit: this part of the memory's.
+"""Version 1 counts buffers of TCP and UDP sockets apart, and only if they have a limit: this part of the memory's.
 
 Version 2 charges them to the group's memory itself.
 """
@@ -51,7 +51,7 @@ def _counter(text: str, key: str) -> int:
 
 
 def open_cgroup_fds(places: dict[str, tuple[int, str]]) -> list[int]:
-    """Open what :func:`join` writes to. To be done before entering the sandbox, where there are no such files."""
+    """Open the files of :func:`join`. To be done before entering the sandbox, which lacks them."""
     paths = {f"{directory}/{_JOIN_FILES[version]}" for version, directory in places.values()}
     return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in sorted(paths)]
 
@@ -73,7 +73,7 @@ class Cgroups:
         self.memory_bytes = limits.memory_bytes or 0
         self.memory_version, self.memory = places["memory"] if self.memory_bytes and "memory" in places else (0, "")
         self.events = -1
-        """Has ``event_kind`` (of poll) when memory runs short."""
+        """Descriptor with ``event_kind`` (of poll) when memory runs short."""
         self.event_kind = select.POLLIN if self.memory_version == 1 else select.POLLPRI
         self._places = places
         self._limits = limits
@@ -115,12 +115,12 @@ class Cgroups:
             os.close(handle)
 
     def follow_files(self, files_bytes: int) -> None:
-        """Set the memory limit to what processes may have plus what files take now, and request a warning before it."""
+        """Set the memory limit to that of processes plus the size of files, and request a notification before it."""
         expected = self.memory_bytes + files_bytes
         ceiling = expected + self._headroom
         if self._ceiling and abs(ceiling - self._ceiling) < self._headroom // 2:
             if self.memory_version == 2:
-                # Processes' doing: on to the limit without the brake, with a notification again just before it.
+                # Caused by processes: don't throttle them up to the limit, and notify again just before it.
                 _write(self.memory, "memory.high", self._ceiling - _NEAR_LIMIT_BYTES)
             return
         if self.memory_version == 2:
@@ -135,12 +135,12 @@ class Cgroups:
             self._ceiling = ceiling
 
     def _arm_threshold(self, expected: int) -> None:
-        # The last, because caches may keep the use above the first two.
+        # Three, because caches may keep the use above the first two.
         for above in (0, self._headroom // 2, self._headroom - _NEAR_LIMIT_BYTES):
             self._notify("memory.usage_in_bytes", expected + above)
 
     def _arm_threshold_aside(self, expected: int) -> None:
-        """Do it in a child, before there is a sandbox to fork into: the kernel takes 10 ms for each, at every start."""
+        """Do it in a child, before the sandbox exists: the kernel takes 10 ms for each, at every start."""
         if os.fork():
             return
         try:
@@ -150,18 +150,18 @@ class Cgroups:
             os._exit(0)
 
     def _lower_or_raise(self, ceiling: int) -> bool:
-        """Set version 1's limit, which the kernel refuses to be below the use; return whether it took it."""
+        """Set version 1's limit; return False if the kernel refuses it, because the use is above it."""
         try:
             _write(self.memory, "memory.limit_in_bytes", ceiling)
         except OSError:
-            # Files went, and processes took their place before it was noticed: whoever needs a page more is killed.
+            # Processes took the memory of removed files before it was noticed: the next one to need a page is killed.
             with contextlib.suppress(OSError):
                 _write(self.memory, "memory.limit_in_bytes", _read(self.memory, "memory.usage_in_bytes").strip())
             return False
         return True
 
     def take_events(self) -> None:
-        """Clear what made ``events`` ready."""
+        """Read ``events``, so that it is no longer ready."""
         if self.memory_version == 1:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.events)
@@ -169,20 +169,20 @@ class Cgroups:
             os.pread(self.events, 4096, 0)
 
     def kills(self) -> int:
-        """Return how many processes of the sandbox the kernel has killed for lack of memory."""
+        """Return the number of the sandbox's processes that the kernel has killed for lack of memory."""
         if not self.memory:
             return 0
         name = "memory.events" if self.memory_version == 2 else "memory.oom_control"
         return _counter(_read(self.memory, name), "oom_kill")
 
     def cgroup_mounts(self) -> list[tuple[str, str]]:
-        """Return the directories to show inside, read-only, and where programs look for them: bounds and counts."""
+        """Return the directories to show inside, read-only, with their usual mount points: limits and counts."""
         if self.memory_version == 2:
             return [(self.memory, "/sys/fs/cgroup")]
         return [(self.memory, "/sys/fs/cgroup/memory")] if self.memory else []
 
     def remove(self) -> None:
-        """Remove the groups, which must have no processes any more; the kernel may need a moment to see that."""
+        """Remove the groups, whose processes must have ended; the kernel may need a moment to notice that."""
         deadline = time.monotonic() + _REMOVE_SEC
         for directory in self.directories:
             while True:

@@ -1,7 +1,7 @@
 """The outside ids of a sandbox's users: a range of its own, or the ids of the caller.
 
-A range is claimed by a lock on one byte of a file of root's. Trainers in containers that share this kernel have to
-share that file too: else two of them may take the same range, and the kernel counts both sandboxes as one user.
+A range is claimed by a lock on one byte of a file of root. Trainers in containers on one kernel must share that file:
+otherwise two of them may take the same range, and the kernel counts both sandboxes as one user.
 
 Source: user_namespaces(7), mount_setattr(2), fcntl(2).
 """
@@ -21,21 +21,21 @@ from messages import ORDINARY_IDS as COUNT
 
 RANGES = 0xFFE
 _FIRST_MORE = 1 << 31
-"""Ids that systemd leaves to nobody; each range has a second part there."""
+"""Start of ids that systemd does not assign; each range has a second part there."""
 _FIRST_HIGH = (1 << 32) - MORE
-"""Above all those; each range has a third part there, for single ids."""
+"""Start of ids above those; each range has a third part there, for single ids."""
 CLAIMS = "/run/harbor-gym"
-"""Where only root makes files, and none outlives the machine's start."""
+"""A directory in which only root makes files, and which is empty after a boot."""
 _OTHERS_WRITE = 0o022
 PROBE_RANGE = RANGES
-"""One that is never a sandbox's."""
+"""A range that is never given to a sandbox."""
 _LIMITS = {"max_user_namespaces": 0, "max_inotify_instances": 128, "max_inotify_watches": 1 << 16}
 _SHARED_LIMITS = {"max_inotify_instances": 16, "max_inotify_watches": 1 << 13}
-"""Where a sandbox's root is the caller outside, whose own numbers these are taken from."""
+"""Limits if a sandbox's root is the caller outside, whose own limits these count toward."""
 
 
 type Extents = tuple[tuple[int, int, int], ...]
-"""First id inside, first id outside, how many: the lines of a user namespace's map."""
+"""First id inside, first id outside, and count: the lines of a user namespace's map."""
 
 
 class UnknownIdError(ValueError):
@@ -43,11 +43,11 @@ class UnknownIdError(ValueError):
 
 
 def extents_of(number: int, high_ids: Sequence[int] = ()) -> Extents:
-    """Return the parts of a range: ordinary ids, those above, for what an image brings from elsewhere, and single ones.
+    """Return the parts of a range: ordinary ids, those above, which an image may use, and single ones.
 
     Args:
-        number: Which range.
-        high_ids: The single ones, at most :data:`messages.HIGH_IDS`.
+        number: The range's number.
+        high_ids: The single ones; only the first :data:`messages.HIGH_IDS` are used.
     """
     single = _FIRST_HIGH + number * HIGH_IDS
     return (
@@ -58,15 +58,15 @@ def extents_of(number: int, high_ids: Sequence[int] = ()) -> Extents:
 
 
 def written(extents: Extents) -> str:
-    """Return what to write into uid_map or gid_map."""
+    """Return the text for uid_map or gid_map."""
     return "".join(f"{inside} {outside} {count}\n" for inside, outside, count in extents)
 
 
 def outside_of(extents: Extents, number: int) -> int:
-    """Return what a uid or gid of a sandbox is outside; without extents it is the same.
+    """Return the outside id of a sandbox's uid or gid; without extents it is the same.
 
     Raises:
-        UnknownIdError: The sandbox has none such.
+        UnknownIdError: The sandbox has no such id.
     """
     for inside, outside, count in extents:
         if inside <= number < inside + count:
@@ -80,8 +80,8 @@ class Ids:
     """The ids of one sandbox, for as long as this object lives.
 
     Args:
-        is_shifted: Give it a range of its own; else its users have the ids of this process's user namespace.
-        high_ids: Those of its ids that are above a range's own.
+        is_shifted: Give it a range of its own; otherwise its users have the ids of this process's user namespace.
+        high_ids: Its ids above a range's own.
 
     Raises:
         OSError: All ranges are taken.
@@ -93,34 +93,34 @@ class Ids:
         self.extents = extents_of(number, high_ids) if is_shifted else ()
 
     def outside(self, number: int) -> int:
-        """Return what a uid or gid of the sandbox is in this process's user namespace.
+        """Return the id of a sandbox's uid or gid in this process's user namespace.
 
         Raises:
-            UnknownIdError: The sandbox has none such.
+            UnknownIdError: The sandbox has no such id.
         """
         return outside_of(self.extents, number)
 
     def maps(self) -> tuple[str, str]:
-        """Return what to write into uid_map and gid_map of a process in a new user namespace."""
+        """Return the texts for uid_map and gid_map of a process in a new user namespace."""
         if self.is_shifted:
             return written(self.extents), written(self.extents)
         return _all_but_last("/proc/self/uid_map"), _all_but_last("/proc/self/gid_map")
 
     def become_untouchable(self) -> None:
-        """Make this process one that nobody in the sandbox may signal, with all rights of its user namespace."""
+        """Let no process of the sandbox signal this process, which keeps all rights of its user namespace."""
         if not self.is_shifted:
             become_keeping_capabilities(_last("/proc/self/uid_map"), _last("/proc/self/gid_map"))
             not_dumpable()
 
     def limits(self) -> dict[str, int]:
-        """Return the sandbox's share of what the kernel counts by user: names in /proc/sys/user."""
+        """Return the sandbox's limits of objects that the kernel counts by user: name in /proc/sys/user → limit."""
         return _LIMITS if self.is_shifted else _LIMITS | _SHARED_LIMITS
 
 
 def _claim_range() -> tuple[int, int]:
-    """Take a range that no other sandbox of this machine has: a lock, which ends with this process however that ends.
+    """Claim a range that no other sandbox of this machine has, by a lock that ends with this process, even if killed.
 
-    It belongs to the open file and not to the process: what is forked keeps it until it has closed the descriptor too.
+    The lock belongs to the open file, not to the process: a forked process keeps it until it closes the descriptor.
     """
     try:
         claims = _open_claims()
@@ -139,7 +139,7 @@ def _claim_range() -> tuple[int, int]:
 
 
 def _open_claims() -> int:
-    """Return a descriptor of the file in which a byte stands for each range; only root can open it, and so lock one.
+    """Return a descriptor of the file with a byte for each range; only root can open it, and so lock one.
 
     Raises:
         OSError: It can't be made, or its directory is another user's, who could put another file in its place.
@@ -167,12 +167,12 @@ def _last(path: str) -> int:
 
 
 def below_ranges(path: str) -> str:
-    """Return a map to the same ids, without those that sandboxes have of their own."""
+    """Return a map to the same ids, without those of sandboxes' own ranges."""
     below = [(start, min(count, _FIRST - start)) for start, count in _extents(path) if start < _FIRST]
     return written(tuple((start, start, count) for start, count in below))
 
 
 def _all_but_last(path: str) -> str:
-    """Return a map to the same ids. The last one is left to this process's own children."""
+    """Return a map to the same ids without the last one, which is for this process's own children."""
     *others, (first, count) = _extents(path)
     return "".join(f"{start} {start} {number}\n" for start, number in (*others, (first, count - 1)))

@@ -20,7 +20,7 @@ def list_objects() -> list[str]:
 
 
 def remove_objects(spared: frozenset[str]) -> None:
-    """Remove all objects but some. A segment that somebody has attached goes with its last user."""
+    """Remove all objects except some. A segment that is still attached is removed with its last user."""
     for name in list_objects():
         if name not in spared:
             _remove(*name.split(":"))

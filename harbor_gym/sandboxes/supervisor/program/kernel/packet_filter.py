@@ -1,6 +1,6 @@
-"""The packets that may leave a sandbox's network namespace, by nftables: rules that nothing inside can see or change.
+"""The packet filter of a sandbox's network namespace, by nftables: no process inside can see or change its rules.
 
-Routes would not do: a program that names a device (SO_BINDTODEVICE) sends past them.
+Routes would not suffice: a program that names a device (SO_BINDTODEVICE) bypasses them.
 
 Source: nft(8), libnftables(3).
 """
@@ -37,7 +37,7 @@ def raise_loopback() -> None:
 
 @functools.cache
 def load() -> Any:
-    """Load libnftables. Before forks: each of those that need it then saves the work.
+    """Load libnftables. Called before forks, it saves the work in each child.
 
     Raises:
         OSError: It is missing.
@@ -49,11 +49,11 @@ def load() -> Any:
 
 
 def close_networks(networks: Iterable[str], name_server: str) -> None:
-    """Let nothing out of this network namespace to some networks, by whatever route, and nothing at all by IPv6.
+    """Block packets of this network namespace to some networks, on any route, and all IPv6.
 
     Args:
         networks: As ``a.b.c.d/n``; none contains another.
-        name_server: An address of theirs that answers for names all the same.
+        name_server: An address in them whose port 53 stays open.
 
     Raises:
         OSError: libnftables is missing, or the kernel refuses.

@@ -1,8 +1,8 @@
 """Read /proc/PID/stat. Source: proc_pid_stat(5)."""
 
-# Apart from the package's _runtime.procfs: the supervisor's program imports nothing of the package, and _runtime stands
-# below the sandboxes, so neither can use the other's. This one tells how far a process has ended, by its threads and
-# flags; that one gives names, groups and seconds, and None instead of an error.
+# Separate from the package's _runtime.procfs: the supervisor's program imports no module of the package, and _runtime
+# is below the sandboxes, so neither can use the other's. This one reads threads and flags, to tell how far a process
+# has ended; that one reads names, groups and seconds, and returns None instead of an error.
 import os
 from typing import NamedTuple
 
@@ -19,27 +19,27 @@ class Stat(NamedTuple):
     flags: int
     threads: int
     start_time: str
-    """Clock ticks from the machine's start to the process's: with the pid it names a process beyond doubt."""
+    """Start in clock ticks since boot: with the pid it identifies a process."""
 
     cpu_ticks: int
     """Processor time of the process and of its children that were waited for, in clock ticks."""
 
     @property
     def has_exited(self) -> bool:
-        """Return whether all of it has ended: where the first thread alone has, the others run on."""
+        """Whether all its threads have ended; the others may run on after the first one."""
         return self.state in "ZX" and self.threads <= 1
 
     @property
     def is_ending(self) -> bool:
-        """Return whether all of it runs no more code of its own, though the kernel may not be done with it."""
+        """Whether it runs no more code of its own, though the kernel may not have finished its exit."""
         return bool(self.flags & _PF_EXITING) and self.threads <= 1
 
 
 def read_stat(pid: int) -> Stat:
-    """Return what /proc holds of a process.
+    """Return a process's /proc/PID/stat.
 
     Raises:
-        FileNotFoundError, ProcessLookupError: There is none of that id.
+        FileNotFoundError, ProcessLookupError: There is no process of that id.
     """
     handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -52,12 +52,12 @@ def read_stat(pid: int) -> Stat:
 
 
 def start_time(pid: int) -> str:
-    """Return when a process started."""
+    """Return a process's :attr:`Stat.start_time`."""
     return read_stat(pid).start_time
 
 
 def is_exiting(pid: int) -> bool:
-    """Return whether a process has begun to end, or is gone."""
+    """Return whether a process is ending or gone."""
     try:
         return bool(read_stat(pid).flags & _PF_EXITING)
     except (FileNotFoundError, ProcessLookupError):

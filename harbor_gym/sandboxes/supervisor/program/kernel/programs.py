@@ -11,12 +11,12 @@ _MFD_EXEC = 0x10
 _F_SEAL_EXEC = 0x20
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MODE = 0o711
-"""Not readable for a sandbox's root where that is not the owner: the kernel then keeps the process's memory closed."""
+"""Not readable for a sandbox's root that is not the owner: the kernel then protects the process's memory."""
 NAME = "launch"
 
 
 def open_first() -> int:
-    """Return a descriptor of the program, of which nobody can change a byte.
+    """Return a descriptor of the program, which no process can change.
 
     Raises:
         OSError: The machine is unknown, or the kernel refuses executable files in memory.
@@ -34,7 +34,7 @@ def open_first() -> int:
     os.write(handle, base64.b64decode(PROGRAMS[machine]))
     os.fchmod(handle, MODE)
     try:
-        # Executable for good: a sandbox's root that is the owner could break its own sandbox by a change of mode.
+        # Sealed as executable: a sandbox's root that is the owner could break its own sandbox by a change of mode.
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS | _F_SEAL_EXEC)
     except OSError as exc:
         if exc.errno != errno.EINVAL:  # as above

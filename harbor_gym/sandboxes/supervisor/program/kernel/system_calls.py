@@ -1,4 +1,4 @@
-"""The system call filters that every command of a sandbox runs under. The caller compiles them (``seccomp.py``)."""
+"""The system call filters of every command in a sandbox. The caller compiles them (``seccomp.py``)."""
 
 import base64
 import ctypes
@@ -19,7 +19,7 @@ _prepared: list[tuple[Any, Any]] = []
 
 
 def prepare(filters: Iterable[str]) -> None:
-    """Decode the filters that :func:`install` hands to the kernel. Before forks: each then saves the work."""
+    """Decode the filters for :func:`install`. Called before forks, it saves the work in each child."""
     _prepared.clear()
     for encoded in filters:
         instructions = base64.b64decode(encoded)
@@ -29,9 +29,9 @@ def prepare(filters: Iterable[str]) -> None:
 
 
 def install() -> None:
-    """Put this process, and all that come of it, under the filters for good.
+    """Apply the filters to this process and its descendants for good.
 
-    It must have CAP_SYS_ADMIN in its user namespace still: then it need not give up setuid programs for it.
+    The process must still have CAP_SYS_ADMIN in its user namespace: then it need not give up setuid programs.
     """
     for pointer, _ in _prepared:
         prctl_pointer(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, pointer)
