@@ -67,7 +67,7 @@ def test_a_function_that_returns_no_finite_number_is_refused(value: float) -> No
 
 
 def test_a_function_of_nothing_has_no_verdict() -> None:
-    with pytest.raises(VerifierError, match="no reward at all for reward_function 'sum'"):
+    with pytest.raises(VerifierError, match="no reward at all, and reward_function 'sum' needs one"):
         reward_function(function="sum")({})
 
 
