@@ -11,11 +11,11 @@ from harbor_gym.adapters.openenv.episodes import DEFAULT_CALL_TIMEOUT_SEC
 from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation, TerminalState
 
 _GRACE_SEC = 60.0
-"""The server's own time-out comes first: its answer states what happened."""
+"""The client waits this much longer than the server, whose time-out answer states the reason."""
 
 
 class HarborTerminalClient(EnvClient[TerminalAction, TerminalObservation, TerminalState]):
-    """A session of a served suite. Async; ``.sync()`` blocks, as with every client of OpenEnv's.
+    """A session of a served suite. Async; ``.sync()`` blocks, as with every OpenEnv client.
 
     Args:
         base_url: The server's address.

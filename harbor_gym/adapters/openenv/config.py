@@ -1,4 +1,4 @@
-"""The configuration of a server of Harbor tasks: one frozen object that its command line is made from."""
+"""The configuration of a server of Harbor tasks: one frozen object, from which its command line is made."""
 
 import os
 import secrets
@@ -38,7 +38,7 @@ class ServerConfig(BaseModel):
     )
 
     env: TerminalEnvConfig
-    """The sandbox and the budgets of each episode. Each task takes the place of ``env.task_dir``."""
+    """The sandbox and the budgets of each episode. Each task replaces ``env.task_dir``."""
 
     tasks: tuple[str, ...] = _field(TASKS, (), min_length=1)
     """Task directory, directory of tasks, git+URL@COMMIT#path, or org/name@ref."""
@@ -62,13 +62,13 @@ class ServerConfig(BaseModel):
     """Port to listen on; 0 takes a free one."""
 
     token: SecretStr | None = _field(SERVER)
-    """What clients must send. None: the environment variable HARBOR_GYM_OPENENV_TOKEN, else a generated one."""
+    """The token of clients. None: the environment variable HARBOR_GYM_OPENENV_TOKEN, else a generated one."""
 
     ssl_certfile: Path | None = _field(SERVER)
     """Certificate for https and wss."""
 
     ssl_keyfile: Path | None = _field(SERVER)
-    """Its key, where the certificate's file does not hold it."""
+    """The certificate's key, if the certificate's file does not contain it."""
 
     max_sessions: int = _field(LIMITS, 8, ge=1)
     """Sessions, and so sandboxes, at the same time."""
@@ -80,13 +80,13 @@ class ServerConfig(BaseModel):
     """Longest wait for a whole request, in seconds; the connection is closed after that."""
 
     idle_timeout_sec: float = _field(LIMITS, 900.0, gt=0)
-    """Seconds without a message after which a session is closed; a reset or a step that runs is not idle."""
+    """Seconds without a message after which a session is closed; a session is not idle during a reset or a step."""
 
     call_timeout_sec: float = _field(LIMITS, DEFAULT_CALL_TIMEOUT_SEC, gt=0)
-    """Longest reset, with the building of an image, or step, with the verifier, in seconds."""
+    """Longest reset (including an image build) or step (including the verifier), in seconds."""
 
     max_retries: int = _field(LIMITS, 1, ge=0)
-    """Starts of a sandbox that may follow one that failed."""
+    """Most retries of a sandbox start that failed."""
 
     pool_size: int | None = _field(LIMITS, ge=1)
     """Sandboxes kept ready for each task."""
@@ -106,7 +106,7 @@ class ServerConfig(BaseModel):
 
     @property
     def episodes(self) -> EpisodeSettings:
-        """How the episodes run."""
+        """The settings of the episodes."""
         return EpisodeSettings(self.env, self.call_timeout_sec, self.max_retries, self.pool_size)
 
 

@@ -1,4 +1,4 @@
-"""Limits on the server's connections before their first request: their time and their number."""
+"""Limits on the duration and number of the server's connections without a complete request."""
 
 import asyncio
 from typing import Any, override
@@ -6,19 +6,19 @@ from typing import Any, override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _MAX_UNFINISHED = 256
-"""Connections without a whole request; the oldest is closed for one more, so that they keep nobody out."""
+"""Most connections without a complete request. One more closes the oldest, so that they can't block other clients."""
 
 
 def bounded_protocol(timeout_sec: float) -> type[asyncio.Protocol]:
-    """Return a class for uvicorn's connections, which has no time limit for a request's headers.
+    """Return a class for uvicorn's connections that limits the time for a request's headers, as uvicorn does not.
 
-    The limit for a body is the guard's: only that knows whether there is a token.
+    The guard limits the time for a body, because only the guard knows whether the request has a token.
 
     Args:
         timeout_sec: Longest wait for a request's headers, and for the rest of a body that is not read.
     """
     unfinished: dict[Any, asyncio.TimerHandle] = {}
-    """From the oldest on."""
+    """The timer of each connection without a complete request, the oldest first."""
 
     def close(connection: H11Protocol) -> None:
         finish(connection)

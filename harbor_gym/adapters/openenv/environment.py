@@ -19,22 +19,22 @@ from harbor_gym.slots import SlotOwner
 from harbor_gym.types import EndReason, EpisodeInfo, StepResult
 
 _ERROR_CHARACTERS = 4000
-"""An error's message may quote a build's output; this much of it is sent."""
+"""Longest error message that is sent, in characters: a message may quote a build's output."""
 
 INFO_FIELDS = set(TerminalObservation.model_fields) & EpisodeInfo.__annotations__.keys()
-"""What an observation has of an episode's ``info``, under the same names."""
+"""The fields of an episode's ``info`` that an observation has, under the same names."""
 
 
 class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation, TerminalState]):
     """One session of a served suite: any number of episodes, one after the other.
 
-    The work runs on harbor_gym's own event loop, whatever loop the server has. Made without a sandbox; ``close`` and
-    the server's end stop what ``reset`` started.
+    The work runs on harbor_gym's own event loop, independent of the server's. The constructor starts no sandbox;
+    ``close`` and the server's end stop the sandbox that ``reset`` started.
 
     Args:
         suite: The tasks.
-        settings: How their episodes run.
-        episodes: Closes this session's episode with the server's others; None makes one of its own.
+        settings: The settings of their episodes.
+        episodes: Owns the episodes of all sessions, and closes them with the server; None makes a separate owner.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -62,17 +62,17 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
         """Start an episode in a fresh sandbox; the last one is closed first.
 
         Args:
-            seed: Chooses the task where neither ``index`` nor ``task`` does: the one at ``seed`` modulo their number.
-                Without a seed it is drawn at random.
-            episode_id: The episode's name in the state; None makes one.
+            seed: Without ``index`` and ``task``, chooses the task at ``seed`` modulo the number of tasks. Without a
+                seed the task is drawn at random.
+            episode_id: The episode's name in the state; None generates one.
             split: ``train`` or ``test``; None is ``train``.
-            index: The task's place in its split, from 0.
-            task: The task's name instead.
-            unknown: Refused, with the names that are known.
+            index: The task's index in its split, from 0.
+            task: The task's name, instead of ``index``.
+            unknown: Other arguments, which are refused.
 
         Returns:
-            The terminal and the instruction; or an observation that is done, without a reward and with a
-            ``failure_kind``, where the infrastructure failed.
+            The terminal and the instruction. If the infrastructure failed, the observation is done, without a reward
+            and with a ``failure_kind``.
 
         Raises:
             HarborGymError: An argument, the task or the configuration is wrong, which no retry can repair.
@@ -98,13 +98,13 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
         """Do one step.
 
         Args:
-            action: What the policy does.
-            timeout_s: Accepted for OpenEnv's sake; the server's ``call_timeout_sec`` holds.
-            unused: Accepted for OpenEnv's sake.
+            action: The policy's action.
+            timeout_s: Ignored, part of OpenEnv's signature; the server's ``call_timeout_sec`` applies.
+            unused: Ignored, part of OpenEnv's signature.
 
         Returns:
-            A :class:`TerminalObservation`; where the infrastructure failed, one that is done, without a reward and with
-            a ``failure_kind``.
+            A :class:`TerminalObservation`. If the infrastructure failed, it is done, without a reward and with a
+            ``failure_kind``.
 
         Raises:
             HarborGymError: There is no running episode, or the task is wrong, which no retry can repair.
@@ -154,14 +154,14 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
             self._disown = get_portal().own(self, self._slot.close)
         return self._slot
 
-    # -- tasks, as OpenEnv's task API asks for them ----------------------------------------------------------------
+    # -- OpenEnv's task API ----------------------------------------------------------------------------------------
 
     def list_splits(self) -> list[dict[str, str]]:
         """Return the splits."""
         return [{"name": name, "type": name} for name in self._suite.splits]
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
+        """Return the number of tasks in a split."""
         return len(self._suite.tasks(split))
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
 
     @override
     def get_metadata(self) -> EnvironmentMetadata:
-        """Return what this environment is."""
+        """Return the environment's name, description and version."""
         return EnvironmentMetadata(
             name="harbor_terminal",
             description="A terminal in the sandbox of a Harbor task; the reward is the task verifier's.",
@@ -202,10 +202,10 @@ def _observe(text: str, info: EpisodeInfo, **rest: Any) -> TerminalObservation:
 
 
 def _lost(error: HarborGymError) -> TerminalObservation:
-    """Return what is observed of a lost episode.
+    """Return the observation of a lost episode.
 
     Raises:
-        HarborGymError: The error, where it is no failure of the infrastructure.
+        HarborGymError: The error itself, if it is not a failure of the infrastructure.
     """
     if not error.is_infrastructure:
         raise error

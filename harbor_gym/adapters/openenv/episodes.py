@@ -1,4 +1,4 @@
-"""One served episode after another on the portal's loop."""
+"""Plays a session's episodes one after the other on the portal's event loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,32 +11,32 @@ from harbor_gym.slots import EpisodeSlot, SlotOwner
 from harbor_gym.types import ResetInfo, StepResult
 
 DEFAULT_CALL_TIMEOUT_SEC = 3600.0
-"""Covers an image that is built at the first reset, and a verifier."""
+"""Long enough for an image build at the first reset, and for a verifier."""
 
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """How every episode of a server runs."""
+    """The settings of a server's episodes."""
 
     config: TerminalEnvConfig
-    """The sandbox and the budgets. Its ``task_dir`` is replaced by the episode's."""
+    """The sandbox and the budgets. The episode's task replaces its ``task_dir``."""
 
     call_timeout_sec: float = DEFAULT_CALL_TIMEOUT_SEC
     """Longest reset or step, in seconds; after it the sandbox is stopped and the episode is lost."""
 
     max_retries: int = 1
-    """Starts that may follow one that failed, of each episode."""
+    """Most retries of an episode's start."""
 
     pool_size: int | None = None
     """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
 
 
 class ServedSlot(EpisodeSlot):
-    """Runs the episodes of one session, each call in ``call_timeout_sec``; after it the episode is lost.
+    """Runs the episodes of one session. If a call takes longer than ``call_timeout_sec``, the episode is lost.
 
     Args:
-        settings: How they run.
-        owner: The server's.
+        settings: The settings of the episodes.
+        owner: The owner of all of the server's slots.
     """
 
     def __init__(self, settings: EpisodeSettings, owner: SlotOwner) -> None:
@@ -64,7 +64,7 @@ class ServedSlot(EpisodeSlot):
 
     async def _in_time[T](self, work: Awaitable[T], what: str) -> T:
         longest_sec = self._settings.call_timeout_sec
-        deadline = asyncio.timeout(longest_sec)  # what it cuts off stops its sandbox
+        deadline = asyncio.timeout(longest_sec)  # a cancelled call stops its sandbox
         try:
             async with deadline:
                 return await work

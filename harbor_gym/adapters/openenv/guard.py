@@ -17,16 +17,16 @@ type Send = Callable[[Message], Awaitable[None]]
 type Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 SOCKET_PATH = "/ws"
-"""The only WebSocket that is served: a session each."""
+"""The path of the only WebSocket; each connection is one session."""
 
 _OPEN_PATHS = frozenset({"/health"})
-"""What needs no token: it reports that the server runs, and nothing else."""
+"""The paths that need no token: they only report that the server runs."""
 
 _MAX_PENDING = 4
 """Messages that a client may send ahead of their answers."""
 
 _ABNORMAL, _POLICY, _TOO_BIG, _IDLE = 1006, 1008, 1009, 4008
-"""Close codes; 4008 is of the private range."""
+"""WebSocket close codes; 4008 is in the private range."""
 
 
 class Guard:
@@ -37,7 +37,7 @@ class Guard:
 
     Args:
         app: OpenEnv's application.
-        token: What a client must send as ``Authorization: Bearer …``.
+        token: The token that a client must send as ``Authorization: Bearer …``.
         max_request_bytes: Longest message of a WebSocket, or body of a request.
         max_connections: WebSockets and requests with the token that are served at once.
         request_timeout_sec: Longest wait for a request's body, in seconds.
@@ -65,7 +65,7 @@ class Guard:
         self._on_shutdown = on_shutdown
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one connection, or the application's life."""
+        """Serve one connection, or the application's lifespan."""
         match scope["type"]:
             case "http":
                 await self._serve_http(scope, receive, send)
@@ -84,7 +84,7 @@ class Guard:
         return receive_life
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
-        """Return status and reason where a connection is refused."""
+        """Return status and reason if a connection is refused, else None."""
         path = scope["path"]
         if not self._is_authorized(scope):
             return 401, "a token is required: send it as 'Authorization: Bearer TOKEN'"
@@ -139,7 +139,7 @@ class Guard:
         refusal = self._refusal(scope)
         if refusal is None:
             link = _Link(receive, send, max_bytes=self._max_bytes, idle_sec=self._idle_sec)
-            # A session takes no parameters: what the guard would read otherwise than the application is not passed on.
+            # A session takes no parameters. Without a query, guard and application can't parse it differently.
             inner = {**scope, "query_string": b""}
             with self._place():
                 await link.run(lambda: self._app(inner, link.receive, link.send))
@@ -150,7 +150,7 @@ class Guard:
 
 
 class _Link:
-    """One WebSocket, read ahead: a client that vanishes is noticed while its episode works."""
+    """One WebSocket. Messages are read ahead, so that a vanished client is noticed while its episode works."""
 
     def __init__(self, receive: Receive, send: Send, *, max_bytes: int, idle_sec: float) -> None:
         self._receive, self._send = receive, send
@@ -158,20 +158,20 @@ class _Link:
         self._pending: asyncio.Queue[Message] = asyncio.Queue()
         self._is_waiting = False
         self._end: Message | None = None
-        """What the application receives once the connection is over."""
+        """The message that the application receives after the connection ended."""
 
     async def run(self, app: Callable[[], Awaitable[None]]) -> None:
-        """Run the application until it and its cleanup are over."""
+        """Run the application until its cleanup is done."""
         work = asyncio.ensure_future(app())
         reading = asyncio.ensure_future(self._read())
         try:
             await asyncio.wait((work, reading), return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and not self._is_waiting:
-                work.cancel()  # in a reset or a step that nobody will see the end of
+                work.cancel()  # in a reset or a step, whose result no client will read
             await asyncio.wait((work,))
         finally:
             reading.cancel()
-            if not work.cancelling():  # a second one would cut its cleanup short
+            if not work.cancelling():  # a second cancellation would interrupt the cleanup
                 work.cancel()
             await shielded(asyncio.wait((work, reading)))
         if not work.cancelled():
@@ -194,7 +194,7 @@ class _Link:
             self._is_waiting = False
 
     async def send(self, message: Message) -> None:
-        """Send the application's message, unless the connection is over."""
+        """Send the application's message, unless the connection has ended."""
         if self._end is None:
             await self._send(message)
 
@@ -226,7 +226,7 @@ class _Link:
 
 
 def _digest(token: bytes) -> bytes:
-    # Digests have one length: the comparison takes the same time whatever was sent.
+    # All digests have the same length, so the comparison takes the same time for every token.
     return hashlib.sha256(token).digest()
 
 
@@ -236,13 +236,13 @@ def _size(message: Message) -> int:
 
 
 def _names_session(query: bytes) -> bool:
-    """Return whether a query names a session, however it is written."""
+    """Return whether a query has a ``session_id``, in any capitalisation."""
     names = parse_qs(query.decode("latin-1"), keep_blank_values=True)
     return any(name.strip().casefold() == "session_id" for name in names)
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Return what the application receives: a body that was read, then what follows."""
+    """Return a ``receive`` for the application: first the body that was read, then the client's later messages."""
     unread = [body]
 
     async def replay() -> Message:
@@ -252,7 +252,7 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
 
 
 async def _read_body(receive: Receive, longest: int) -> bytes | bool:
-    """Return a body; True where it is too long, False where the client broke off."""
+    """Return a body; True if it is too long, False if the client disconnected."""
     parts, size, has_more = list[bytes](), 0, True
     while has_more:
         message = await receive()
@@ -272,6 +272,6 @@ async def _respond(send: Send, kind: str, status: int, reason: str) -> None:
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if kind == "http.response":
-        headers.append((b"connection", b"close"))  # the rest of a body is not waited for
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
     await send({"type": f"{kind}.start", "status": status, "headers": headers})
     await send({"type": f"{kind}.body", "body": body})

@@ -12,11 +12,11 @@ MAX_COMMANDS = 100
 """Most commands of one action."""
 
 type End = Literal["completed", "no_tool_call", "max_turns", "max_tokens", "context_overflow", "time_limit"]
-"""Ends that only the caller's loop sees: the policy's own, and the truncations."""
+"""End reasons that only the caller's loop knows: the policy's own ends and the truncations."""
 
 
 class TerminalCommand(BaseModel):
-    """One batch of keystrokes and how long to wait for its effect."""
+    """One batch of keystrokes and the longest wait for its effect."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -27,7 +27,7 @@ class TerminalCommand(BaseModel):
     """Longest wait in seconds; a finished command returns at once."""
 
     def as_command(self) -> Command:
-        """Return it as the environment takes it."""
+        """Return the command in the environment's own type."""
         return Command(self.keystrokes, self.duration_sec)
 
 
@@ -43,13 +43,13 @@ class TerminalAction(Action):
     """Keystrokes to type, in order; an empty list returns the screen."""
 
     end: End | None = None
-    """The caller's loop saw the policy's work end, or cut it: the episode is verified as it stands."""
+    """The reason for which the caller's loop ends the episode, which is verified in its present state."""
 
     @model_validator(mode="after")
     def _require_one(self) -> Self:
         given = [name for name in ("message", "commands", "end") if getattr(self, name) is not None]
         if len(given) != 1:
-            # Not a ValueError: OpenEnv sends the errors as JSON, and could not send the exception inside one.
+            # Not a ValueError: OpenEnv sends pydantic's errors as JSON, and they would contain the exception itself.
             raise PydanticCustomError(
                 "one_of",
                 "an action has exactly one of message, commands and end, got {given}",
@@ -59,18 +59,18 @@ class TerminalAction(Action):
 
 
 class TerminalObservation(Observation):
-    """What a reset or a step led to. ``done`` with a ``reward`` of None is an episode without a verdict: never 0."""
+    """The result of a reset or a step. ``done`` with a ``reward`` of None is an episode without a verdict, not a 0."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     text: str = ""
-    """The terminal's text, or why the action could not be read."""
+    """The terminal's text, or the reason why the action could not be parsed."""
 
     instruction: str | None = None
-    """After ``reset``, and when a multi-step task goes on to its next step: what is to be done."""
+    """The instruction, after ``reset`` and when a multi-step task continues with its next step."""
 
     action_format: ActionFormat | None = None
-    """After ``reset``: how messages are written."""
+    """After ``reset``: the format of the policy's messages."""
 
     system_prompt: str | None = None
     """After ``reset``: the system message for the policy; None is the action format's."""
@@ -79,22 +79,22 @@ class TerminalObservation(Observation):
     """Steps so far in this episode."""
 
     parse_error: str | None = None
-    """Why the message could not be read; nothing was executed then."""
+    """The reason why the message could not be parsed; nothing was executed then."""
 
     exit_code: int | None = None
-    """Exit code of the last foreground command, where the shell reported one."""
+    """Exit code of the last foreground command, if the shell reported one."""
 
     waits: list[str] = Field(default_factory=list)
-    """What ended the wait for each command."""
+    """The reason for the end of each command's wait."""
 
     omitted_bytes: int = 0
-    """Bytes of output left out of ``text`` by its budget."""
+    """Bytes of output that ``text`` omits because of its budget."""
 
     confirmation_pending: bool = False
     """The policy declared the task complete and was asked to confirm."""
 
     end_reason: EndReason | None = None
-    """When done: why."""
+    """When done: the end reason."""
 
     truncated: bool = False
     """When done: whether a budget cut the episode short."""
@@ -103,22 +103,22 @@ class TerminalObservation(Observation):
     """When done and graded: every key of the episode's reward as Harbor reports it."""
 
     step_rewards: tuple[dict[str, float], ...] | None = None
-    """When a step of a multi-step task was graded: what the verifier wrote of each step so far."""
+    """When a step of a multi-step task was graded: the verifier's rewards of each step so far."""
 
     episode_reward: float | None = None
     """When done and graded: the scalar of ``rewards``, to which the rewards of all steps sum."""
 
     breakage: str | None = None
-    """With ``sandbox_broken``: what was found."""
+    """With ``sandbox_broken``: the evidence."""
 
     failure_kind: str | None = None
-    """After a failure of the infrastructure: its word, see :mod:`harbor_gym.outcomes`. There is no reward."""
+    """After a failure of the infrastructure: its kind, see :mod:`harbor_gym.outcomes`. There is no reward."""
 
     error: str | None = None
     """The message of that failure."""
 
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Numbers for aggregation, as ``info["metrics"]``."""
+    """The same as ``info["metrics"]``: numbers for aggregation."""
 
     @property
     def is_lost(self) -> bool:
@@ -127,7 +127,7 @@ class TerminalObservation(Observation):
 
 
 class TerminalState(State):
-    """Which episode runs."""
+    """The running episode."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -135,7 +135,7 @@ class TerminalState(State):
     """The task's split."""
 
     index: int | None = None
-    """The task's place in its split, from 0."""
+    """The task's index in its split, from 0."""
 
     task: str | None = None
     """The task's name."""

@@ -30,10 +30,10 @@ _BY_KIND = {
 
 @dataclass(frozen=True)
 class RemoteConfig:
-    """What is known here of the server's configuration."""
+    """The part of the server's configuration that the client knows."""
 
     action_format: ActionFormat = ActionFormat.TERMINUS_JSON
-    """How messages are written."""
+    """The format of the policy's messages."""
 
     system_prompt: str | None = None
     """The system message; None is the action format's."""
@@ -43,14 +43,14 @@ class RemoteTerminalEnv:
     """Episodes of a server as a :class:`harbor_gym.wrappers.TerminalEnv`.
 
     ``TokenTerminalEnv(RemoteTerminalEnv(client), codec, …)`` plays a served task token by token. A failure of the
-    infrastructure raises the error that the server's episode ended with; a connection that broke is
-    ``SandboxLostError``, a full server ``SandboxThrottledError``.
+    infrastructure raises the error of the server's episode; a broken connection raises ``SandboxLostError``, a full
+    server ``SandboxThrottledError``.
 
     Args:
-        client: Connected at the first ``reset``. This object owns it, and closes it.
+        client: The client, which this object owns and closes. It connects at the first ``reset``.
         split: The task's split.
-        index: Its place there; None leaves the choice to ``seed``.
-        seed: Chooses a task where there is no ``index``.
+        index: The task's index in the split; None leaves the choice to ``seed``.
+        seed: Chooses a task if there is no ``index``.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class RemoteTerminalEnv:
 
         Args:
             seed: Chooses a task instead of the constructor's ``seed``.
-            options: None are known, so anything but None or empty is refused.
+            options: None or empty; this environment has no options.
 
         Raises:
-            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset`; ``SandboxLostError`` where the server can't be
-                reached, ``SandboxThrottledError`` where it has no session free.
+            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset`; ``SandboxLostError`` if the server can't be reached,
+                ``SandboxThrottledError`` if it has no free session.
         """
         if options:
             raise UsageError(f"reset knows no options, got {', '.join(sorted(options))}")
@@ -99,7 +99,7 @@ class RemoteTerminalEnv:
         return await self._step(TerminalAction(commands=[TerminalCommand(**asdict(item)) for item in commands]))
 
     async def truncate(self, reason: EndReason) -> StepResult:
-        """End the episode for a reason that only the caller sees, and have it verified.
+        """End the episode for a reason that only the caller knows; the server verifies it.
 
         Raises:
             HarborGymError: As :meth:`AsyncTerminalGymEnv.truncate`.
@@ -107,7 +107,7 @@ class RemoteTerminalEnv:
         return await self._end(reason, is_truncation=True)
 
     async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
-        """End the policy's work because the caller's loop saw it end, and have it verified.
+        """End the policy's work because it ended in the caller's loop; the server verifies the episode.
 
         Raises:
             HarborGymError: As :meth:`AsyncTerminalGymEnv.finish`.
@@ -151,7 +151,7 @@ class RemoteTerminalEnv:
 
 
 def _refusal(error: RuntimeError) -> Exception:
-    """Return a server's refusal as an error of ours; what is none stays as it is."""
+    """Return a server's refusal as an error of this package; return any other error unchanged."""
     match = _CODE.fullmatch(str(error))
     if match is None:
         return error

@@ -1,4 +1,4 @@
-"""The server: OpenEnv's application behind the guard, on an address."""
+"""The server: OpenEnv's application behind the guard."""
 
 import contextlib
 import functools
@@ -36,13 +36,13 @@ ENV_NAME = "harbor_terminal"
 """The environment's name in the paths of OpenEnv's task API."""
 
 _SHUTDOWN_SEC = 60
-"""How long an ending server waits for sandboxes to stop."""
+"""Longest wait of an ending server for its sandboxes to stop, in seconds."""
 
 _SPARE_CONNECTIONS = 64
-"""Requests beside the sessions that are answered at once; with the token, as others are refused unread."""
+"""Most requests with the token, besides the sessions, that are served at once. Others are refused unread."""
 
 _SESSIONS_BESIDE_THE_LIMIT = frozenset({"/mcp", "/harness", "/reset", "/step", "/state"})
-"""Paths of OpenEnv's that start or show sandboxes outside the limit of sessions: no route leads to them."""
+"""OpenEnv's paths that start or show sandboxes outside the limit of sessions: they have no route."""
 
 _SIGTERM_STATUS = 128 + signal.SIGTERM
 
@@ -52,17 +52,17 @@ logger = logging.getLogger(__name__)
 def create_app(config: ServerConfig, token: str) -> Guard:
     """Return the ASGI application, for a server of your own. Reads the tasks and checks the sandbox; blocks.
 
-    Give that server the same limit on a message's size as ``max_request_bytes``: this application sees a message only
-    once it is whole.
+    Set your server's limit on a message's size to ``max_request_bytes``, because this application receives only
+    complete messages.
 
     Args:
-        config: What to serve. Its address is not used.
-        token: What clients must send.
+        config: The server's configuration. Its address is not used.
+        token: The token that clients must send.
 
     Raises:
         UsageError: A task's source or a setting is wrong.
         TaskError: A directory is not a usable Harbor task.
-        MissingDependencyError: The sandbox needs a program, a package or a key that is not there.
+        MissingDependencyError: The sandbox needs a program, a package or a key that is missing.
     """
     suite = TaskSuite.resolve(
         config.tasks,
@@ -102,13 +102,13 @@ async def _answer_misuse(request: Request, error: Exception) -> JSONResponse:
 
 
 class TerminalServer:
-    """A server of Harbor tasks in this process: a context manager on a thread of its own, or :meth:`serve`.
+    """A server of Harbor tasks in this process: a context manager that serves on a thread, or :meth:`serve`.
 
     Args:
-        config: What to serve, and where.
+        config: The server's configuration.
 
     Raises:
-        HarborGymError: As :func:`create_app`, its certificate can't be used, or it can't listen on its address.
+        HarborGymError: As :func:`create_app`, or the certificate or the address can't be used.
 
     Example::
 
@@ -128,7 +128,7 @@ class TerminalServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address at which the server listens."""
         host, port = self._address
         scheme = "http" if self._config.ssl_certfile is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -144,7 +144,7 @@ class TerminalServer:
             self._server.run(sockets=[self._socket])
 
     def __enter__(self) -> Self:
-        """Serve on a thread. The socket listens already: a client that comes at once is answered."""
+        """Serve on a thread. The socket already listens, so a client may connect at once."""
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="harbor-gym-openenv")
         self._thread.start()
         return self
@@ -162,7 +162,7 @@ class TerminalServer:
         config = self._config
         return uvicorn.Config(
             self._app,
-            log_config=None,  # the process's logging is its owner's
+            log_config=None,  # the program configures its own logging
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -179,8 +179,8 @@ def serve(config: ServerConfig, show: Callable[[str], object]) -> None:
     """Serve until SIGINT or SIGTERM. Blocks; in the main thread.
 
     Args:
-        config: What to serve, and where.
-        show: Gets the lines for the user: the address, and a generated token, once.
+        config: The server's configuration.
+        show: Called with each line for the user: the address, and a generated token.
 
     Raises:
         HarborGymError: As :class:`TerminalServer`.
@@ -195,13 +195,13 @@ def serve(config: ServerConfig, show: Callable[[str], object]) -> None:
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    # uvicorn logs an error for each handshake that is answered with a status: anybody could fill a disk with them.
+    # uvicorn logs an error for each refused handshake, so anybody could fill a disk with them.
     return record.getMessage() != "ASGI callable returned without completing handshake."
 
 
 def _load(settings: uvicorn.Config, config: ServerConfig) -> uvicorn.Config:
     try:
-        settings.load()  # reads the certificate, which uvicorn otherwise does when it serves already
+        settings.load()  # reads the certificate, which uvicorn otherwise reads only when it serves
     except OSError as exc:  # also ssl.SSLError
         files = " and ".join(str(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None)
         raise UsageError(f"the certificate in {files} can't be used: {why_unreadable(exc)}: name PEM files") from exc
@@ -225,7 +225,7 @@ def _is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def _exit_on_sigterm() -> Generator[None]:
-    """Turn SIGTERM, which uvicorn raises again at its end, into an exit that closes what is left."""
+    """Turn SIGTERM, which uvicorn raises again at its end, into an exit that runs all cleanup."""
     before = signal.getsignal(signal.SIGTERM)
     if before is not signal.SIG_DFL:
         yield

@@ -1,4 +1,4 @@
-"""Sessions for TRL's ``HarnessRolloutWorker``: the episode's own loop samples, and the tokens are read back."""
+"""Sessions for TRL's ``HarnessRolloutWorker``: the episode samples in its own loop, and returns the tokens."""
 
 import concurrent.futures
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Losses:
-    """Counts the episodes that were lost in a row, from any thread."""
+    """Counts the episodes lost in a row. Thread-safe."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit, self._lock, self._in_a_row = limit, threading.Lock(), 0
@@ -33,7 +33,7 @@ class _Losses:
         """Count an episode.
 
         Raises:
-            UsageError: It was lost, and so were too many before it.
+            UsageError: This episode and too many before it were lost.
         """
         with self._lock:
             self._in_a_row = 0 if rollout.error is None else self._in_a_row + 1
@@ -47,10 +47,10 @@ class _Losses:
 
 
 class HarborTerminalSession(ResourceSession):
-    """One episode that runs from its making on. A ``TrainableSession`` of OpenEnv's; it has no tools.
+    """One episode, which runs from the constructor on. An OpenEnv ``TrainableSession`` without tools.
 
-    A lost episode has no reward and no trained token. What no retry repairs (a wrong task, a bug, every episode lost)
-    raises from :meth:`fetch_training_trace`, where TRL's worker stops the training instead of skipping it for ever.
+    A lost episode has no reward and no trained token. :meth:`fetch_training_trace` raises an error that no retry
+    repairs (a wrong task, a bug, every episode lost): there it stops TRL's training, which skips the episode elsewhere.
 
     Args:
         running: The episode on the portal's loop.
@@ -63,7 +63,7 @@ class HarborTerminalSession(ResourceSession):
         self._error: Exception | None = None
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
-        """Wait for the end of the episode, and of its verification.
+        """Wait for the end of the episode and its verification.
 
         Args:
             timeout_s: Longest wait in seconds; None waits as long as the episode takes.
@@ -116,12 +116,12 @@ class HarborTerminalSession(ResourceSession):
 
     @override
     def initial_messages(self) -> list[dict[str, Any]]:
-        """Return none: the episode makes its own prompt."""
+        """Return an empty list: the episode makes its own prompt."""
         return []
 
     @override
     def list_tools(self) -> list[Tool]:
-        """Return none: the policy writes messages in the ``action_format``."""
+        """Return an empty list: the policy writes messages in the ``action_format``."""
         return []
 
     @override
@@ -154,13 +154,13 @@ class HarborTerminalSessionFactory(ResourceSessionFactory[HarborTerminalSession]
         worker = TerminalRolloutWorker(harness_session_factory=factory, …)
 
     Args:
-        tasks: Where the episodes run.
+        tasks: The tasks, in sandboxes of this process or on a server.
         tokenizer: A tokenizer with a chat template, or its name or directory for ``AutoTokenizer``.
         engine_url: Address of an engine that serves token-id completions, as vLLM does.
         model: Model name, as the engine serves it.
         max_tokens: Longest message, in tokens.
         max_context_tokens: The model's context window, in tokens; None checks nothing.
-        max_retries: Attempts that may follow one that the infrastructure failed, of each episode.
+        max_retries: Most retries of an episode after failures of the infrastructure.
         max_lost_in_a_row: Lost episodes in a row that end the training; None is no limit. Twice the episodes at once
             is a good value.
         chat_template_kwargs: Further arguments of the chat template, such as ``enable_thinking``.
@@ -208,8 +208,8 @@ class HarborTerminalSessionFactory(ResourceSessionFactory[HarborTerminalSession]
         """Start an episode and return at once.
 
         Args:
-            task: A prompt of :meth:`TaskSuite.rows`, or anything that :meth:`LocalTasks.bind` takes.
-            seed: Chooses the task where ``task`` names none; TRL gives a group's number.
+            task: A prompt of :meth:`TaskSuite.rows`, or any other argument of :meth:`LocalTasks.bind`.
+            seed: Chooses the task if ``task`` names none; TRL passes the group's number.
             episode_id: Not used.
         """
         return HarborTerminalSession(get_portal().submit(self._play, task, seed), self._losses)

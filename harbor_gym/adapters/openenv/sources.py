@@ -1,4 +1,4 @@
-"""The place of a trainer's episodes: sandboxes of its own process, or a server."""
+"""Sources of a trainer's tasks: sandboxes of its own process, or a server."""
 
 import functools
 from collections.abc import Callable
@@ -14,26 +14,26 @@ from harbor_gym.pool import shared_pool
 
 @dataclass(frozen=True)
 class LocalTasks:
-    """Tasks in sandboxes that this process starts. Plain data: it pickles."""
+    """Tasks in sandboxes that this process starts. Picklable."""
 
     suite: TaskSuite
     """The tasks."""
 
     config: TerminalEnvConfig
-    """The sandbox and the budgets. Its ``task_dir`` is replaced by the episode's."""
+    """The sandbox and the budgets. The episode's task replaces its ``task_dir``."""
 
     split: str = TRAIN
-    """Which of the tasks."""
+    """The split of the tasks."""
 
     pool_size: int | None = None
     """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
 
     def bind(self, task: object, seed: int | None = None) -> Callable[[], AsyncTerminalGymEnv]:
-        """Return what makes environments of one task, on the portal's loop.
+        """Return a function that makes environments of one task, for the portal's loop.
 
         Args:
-            task: A prompt of :meth:`TaskSuite.rows`, a row, or a place in the split; else ``seed`` decides.
-            seed: Chooses the task at ``seed`` modulo their number; None draws one at random.
+            task: A prompt of :meth:`TaskSuite.rows`, a row, or an index in the split; else ``seed`` chooses.
+            seed: Chooses the task at ``seed`` modulo the number of tasks; None draws one at random.
 
         Raises:
             UsageError: There is no such task.
@@ -45,23 +45,23 @@ class LocalTasks:
 
 @dataclass(frozen=True)
 class ServedTasks:
-    """Tasks of a server (``harbor-gym openenv``). Plain data: it pickles."""
+    """Tasks of a server (``harbor-gym openenv``). Picklable."""
 
     url: str
     """The server's address."""
 
     token: str | None = field(default=None, repr=False)
-    """Its token; None takes the environment variable ``HARBOR_GYM_OPENENV_TOKEN``."""
+    """The server's token; None takes the environment variable ``HARBOR_GYM_OPENENV_TOKEN``."""
 
     split: str = TRAIN
-    """Which of its tasks."""
+    """The split of the tasks."""
 
     def bind(self, task: object, seed: int | None = None) -> Callable[[], RemoteTerminalEnv]:
-        """Return what makes sessions of one task, for any event loop.
+        """Return a function that makes sessions of one task, for any event loop.
 
         Args:
-            task: As for :meth:`LocalTasks.bind`; the server refuses what it does not have.
-            seed: Chooses the task at ``seed`` modulo their number; None has the server draw one for each session.
+            task: As for :meth:`LocalTasks.bind`; the server refuses an unknown task.
+            seed: Chooses the task at ``seed`` modulo the number of tasks; without it the server draws one per session.
         """
 
         def make_env() -> RemoteTerminalEnv:
@@ -72,7 +72,7 @@ class ServedTasks:
 
 
 def index_in(task: object) -> int | None:
-    """Return the place of a task that a prompt, a row or a number names; None where it names none."""
+    """Return the index of the task that a prompt, a row or a number names; None if it names none."""
     match task:
         case bool():
             return None

@@ -1,4 +1,4 @@
-"""Tasks in splits, as a server serves them and a trainer's rows name them."""
+"""A suite of tasks in splits, for a server and for a trainer's rows."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from harbor_gym.tasks import SourcedTask, filter_tasks, read_instruction, resolv
 type TaskSource = str | Path | SourcedTask
 
 TRAIN, TEST = "train", "test"
-"""Names of the splits, which OpenEnv knows as types of split too."""
+"""Names of the splits, which are also OpenEnv's types of split."""
 
 TASK_KEY = "task_index"
-"""Names the task in a row's prompt and among a row's columns."""
+"""The key of the task's index in a row's prompt, and its column's name."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Choice:
 
     split: str
     index: int
-    """Its place in the split, from 0."""
+    """The task's index in the split, from 0."""
 
     task: SourcedTask
 
 
 @dataclass(frozen=True)
 class TaskSuite:
-    """Tasks in splits. Plain data: it pickles. Make one with :meth:`resolve`."""
+    """Tasks in splits. Picklable. Make one with :meth:`resolve`."""
 
     splits: Mapping[str, Sequence[SourcedTask]]
     """The tasks of each split, in order; no split is empty."""
@@ -50,7 +50,7 @@ class TaskSuite:
         test_tasks: Sequence[str] = (),
         seed: int = 0,
     ) -> "TaskSuite":
-        """Find the tasks, fetch what is not here yet, and split them. Blocks.
+        """Find the tasks, fetch missing ones, and split them. Blocks.
 
         Args:
             sources: As :func:`harbor_gym.tasks.resolve_tasks` reads them.
@@ -75,10 +75,10 @@ class TaskSuite:
         """Return one task.
 
         Args:
-            split: Its split; None is ``train``, or where ``task`` is given any.
-            index: Its place in the split.
-            task: Its name, instead.
-            seed: Without both: the task at ``seed`` modulo their number; without a seed one drawn at random.
+            split: The task's split; None is ``train``, or any split if ``task`` is given.
+            index: The task's index in the split.
+            task: The task's name, instead of ``index``.
+            seed: Without both, chooses the task at ``seed`` modulo the number of tasks; None draws one at random.
 
         Raises:
             UsageError: There is no such split or task, or both an index and a name are given.
@@ -119,8 +119,8 @@ class TaskSuite:
     def rows(self, split: str = TRAIN) -> list[dict[str, Any]]:
         """Return a split as rows of a trainer's data set: ``prompt``, ``task`` (its name), ``task_index``.
 
-        The prompt's message names the task, too: a session factory is given prompts alone. What the policy sees is the
-        episode's own first prompt.
+        The prompt's message also names the task, because a session factory receives only prompts. The policy sees the
+        episode's own first prompt instead.
 
         Raises:
             UsageError: There is no such split.

@@ -10,14 +10,14 @@ from harbor_gym.errors import UsageError
 from harbor_gym.types import Rollout, TokenTransition
 
 _ROUNDING = 1e-6
-"""Log-probabilities of nearly certain tokens come out this far above 0 from some engines."""
+"""Some engines return log-probabilities of nearly certain tokens that are up to this far above 0."""
 
 
 def training_trace(rollout: Rollout) -> TrainingTrace:
-    """Return an episode as a trace that OpenEnv's validators accept: a turn per sampled message, token by token.
+    """Return an episode as a trace that OpenEnv's validators accept, with a turn for each sampled message.
 
-    The loss mask is 1 for what was sampled and 0 for the prompt; 0 throughout for a lost episode, whose tokens must not
-    be trained. Rewards are no part of a trace: OpenEnv takes them from the session.
+    The loss mask is 1 for sampled tokens and 0 for prompt tokens; it is 0 throughout for a lost episode, which must not
+    be trained. A trace has no reward: OpenEnv takes it from the session.
 
     Args:
         rollout: An episode of :func:`harbor_gym.run_episode`; its sampler must return log-probabilities. Its

@@ -1,4 +1,4 @@
-"""Harnesses by name, by import path, or as classes; and the requirements on a class."""
+"""Finds a harness by name, by import path or as a class, and checks its tools."""
 
 import difflib
 import importlib
@@ -15,7 +15,7 @@ from harbor_gym.adapters.trl.notes import TerminalNotesHarness
 from harbor_gym.errors import UsageError
 
 TERMINAL = "terminal"
-"""The harness that writes keystrokes instead of tool calls; it has no class, for the trainer calls no tools."""
+"""The harness that writes keystrokes instead of tool calls; it has no class, because the trainer calls no tools."""
 
 _TOOL_HARNESSES: dict[str, type[ToolHarness]] = {
     "bash": BashHarness,
@@ -24,13 +24,13 @@ _TOOL_HARNESSES: dict[str, type[ToolHarness]] = {
 }
 
 AGENTS = (*_TOOL_HARNESSES, TERMINAL)
-"""Every harness that has a name."""
+"""The names of all harnesses."""
 
 _NO_TOOLS = ("reset", "get_reward")
 
 
 def find_harness(agent: str | type[Any]) -> type[ToolHarness] | None:
-    """Return the harness that ``agent`` means, checked; None for ``terminal``.
+    """Return the harness of ``agent`` after checking its tools; None for ``terminal``.
 
     Args:
         agent: A name, ``module.path:Class``, or a subclass of :class:`ToolHarness`.

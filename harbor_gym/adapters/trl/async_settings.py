@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def engine_sampler(
     args: "AsyncGRPOConfig", model: str, stop_token_ids: Sequence[int]
 ) -> Callable[[], AbstractAsyncContextManager[Sampler]]:
-    """Return what opens a sampler over the trainer's vLLM server. It pickles.
+    """Return a picklable function that opens a sampler over the trainer's vLLM server.
 
     Args:
-        args: Address, time limit and sampling.
-        model: The policy's name, as the server serves it.
+        args: The trainer's configuration: address, time limit and sampling.
+        model: The policy's name on the server.
         stop_token_ids: Tokens that end a message.
     """
     sampling: dict[str, Any] = {
@@ -41,7 +41,7 @@ def engine_sampler(
 
 
 def groups_at_once(args: "AsyncGRPOConfig") -> int:
-    """Return how many groups run side by side: ``max_inflight_tasks`` episodes, and at least one group."""
+    """Return the number of concurrent groups: ``max_inflight_tasks`` episodes, and at least one group."""
     inflight = args.max_inflight_tasks
     if inflight < 0:  # as the trainer fills it in
         inflight = max(args.max_staleness, 1) * _samples_per_step(args)
@@ -49,7 +49,7 @@ def groups_at_once(args: "AsyncGRPOConfig") -> int:
 
 
 def queue_size(args: "AsyncGRPOConfig") -> int:
-    """Return how many samples may wait: what the trainer takes before they are stale, and at least one group."""
+    """Return how many samples may wait: those that the trainer takes before they are stale, and at least one group."""
     size = max(args.max_staleness, 1) * _samples_per_step(args)
     if args.queue_maxsize > 0:
         size = min(size, args.queue_maxsize)

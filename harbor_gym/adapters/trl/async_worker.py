@@ -1,4 +1,4 @@
-"""The rollout worker of ``AsyncGRPOTrainer``: a process of its own that plays groups while the trainer trains."""
+"""The rollout worker of ``AsyncGRPOTrainer``: a separate process that plays groups while the trainer trains."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ _METRICS_QUEUE_SIZE = 4096
 _HEARTBEAT_SEC = 1.0
 _POLL_SEC = 0.1
 _STOP_TIMEOUT_SEC = 60.0
-"""Time for the sandboxes of all groups to stop, side by side, before the process is ended."""
+"""Longest wait for the sandboxes of all groups to stop before the process is killed, in seconds."""
 _TERMINATE_TIMEOUT_SEC = 15.0
 
 logger = logging.getLogger(__name__)
@@ -40,15 +40,15 @@ class RolloutProcessError(HarborGymError):
 
 @dataclass(frozen=True)
 class _Wires:
-    """What both processes hold."""
+    """The objects that both processes share."""
 
     rollouts: Any
     metrics: Any
     failures: Any
-    """At most one exception, or its text where it can't be sent."""
+    """At most one exception, or its text if it can't be pickled."""
     version: Any
     heartbeat: Any
-    """When the rollout process was last seen alive, in seconds since the epoch."""
+    """Time at which the rollout process was last seen alive, in seconds since the epoch."""
     stop: Any
 
     @classmethod
@@ -67,7 +67,7 @@ class RolloutBuffer:
     """The trainer's end of the queue of samples.
 
     Args:
-        samples: The queue, which both processes hold.
+        samples: The queue that both processes share.
     """
 
     def __init__(self, samples: Any) -> None:
@@ -77,7 +77,7 @@ class RolloutBuffer:
         """Return the next sample.
 
         Raises:
-            queue.Empty: There is none in time.
+            queue.Empty: No sample arrived in time.
         """
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
@@ -87,29 +87,29 @@ class RolloutBuffer:
         """Add a sample.
 
         Raises:
-            queue.Full: As many wait as may.
+            queue.Full: The queue is full.
         """
         self._samples.put_nowait(sample)
 
     def qsize(self) -> int:
-        """Return about how many samples wait."""
+        """Return the approximate number of waiting samples."""
         return self._samples.qsize()
 
     def empty(self) -> bool:
-        """Return whether none waits."""
+        """Return whether the queue is empty."""
         return self._samples.empty()
 
 
 class HarborRolloutWorker:
     """Rollouts for ``AsyncGRPOTrainer(rollout_worker=…)``, exact to the token.
 
-    ``HarborSpec.rollout_worker`` makes it. Episodes run in a spawned process, whole groups side by side. What the
-    engine sampled is what is trained: nothing is rendered or tokenised again, so at staleness 0 every importance ratio
-    is 1. A lost episode is no sample, and counts in no baseline.
+    ``HarborSpec.rollout_worker`` makes it. Groups run concurrently in a spawned process. The trained tokens are the
+    engine's sampled tokens: nothing is rendered or tokenised again, so at staleness 0 every importance ratio is 1. A
+    lost episode gives no sample, and counts in no baseline.
 
     Args:
-        plan: What is played. It is pickled.
-        queue_size: Samples that may wait for the trainer; the groups wait while there are as many.
+        plan: The settings of the groups. It is pickled.
+        queue_size: Most samples that wait for the trainer; while the queue is full, the groups wait.
 
     Raises:
         UsageError: The plan can't be pickled, or a number is out of range.
@@ -141,7 +141,7 @@ class HarborRolloutWorker:
         """Each group's metrics, for the trainer."""
 
     def start(self) -> None:
-        """Start the rollout process. The trainer calls it after it has sent the engine its weights."""
+        """Start the rollout process. The trainer calls this after it has sent the weights to the engine."""
         if self._process is not None:
             return
         self._wires.stop.clear()
@@ -153,7 +153,7 @@ class HarborRolloutWorker:
         self._process = process
 
     def stop(self) -> None:
-        """End the rollout process, whose sandboxes stop first. Idempotent; blocks."""
+        """Stop the sandboxes of the rollout process, then end it. Idempotent; blocks."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -168,15 +168,15 @@ class HarborRolloutWorker:
             process.join()
 
     def update_model_version(self, model_version: int) -> None:
-        """Count later groups to this version of the weights."""
+        """Set the version of the weights for all later samples."""
         self._wires.version.value = model_version
 
     def check_health(self, stale_after_s: float) -> None:
         """Raise if the rollout process failed or has not been seen alive for this many seconds.
 
         Raises:
-            HarborGymError: What the process failed of.
-            RolloutProcessError: It ended or hangs.
+            HarborGymError: The error with which the process failed.
+            RolloutProcessError: The process ended or hangs.
         """
         with contextlib.suppress(queue.Empty):
             failure = self._wires.failures.get_nowait()
@@ -194,7 +194,7 @@ class HarborRolloutWorker:
 
 
 def _play_groups(plan: GroupPlan, wires: _Wires) -> None:
-    """Be the rollout process."""
+    """Run the rollout process."""
     for item in (wires.rollouts, wires.metrics):
         item.cancel_join_thread()  # else the exit would wait for a trainer that no longer reads
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,4 +1,4 @@
-"""Groups of episodes as samples of ``AsyncGRPOTrainer``: played side by side and compared."""
+"""Plays groups of episodes concurrently and returns them as samples of ``AsyncGRPOTrainer``."""
 
 import functools
 import itertools
@@ -26,42 +26,42 @@ if TYPE_CHECKING:
     import numpy as np
 
 _STD_EPSILON = 1e-8
-"""As TRL's own worker adds it, so that rewards alike give an advantage of 0."""
+"""Added to a group's standard deviation as in TRL's own worker, so that equal rewards give an advantage of 0."""
 
 type Metrics = dict[str, float | tuple[float, float]]
-"""A number, or numerator and denominator of a rate."""
+"""Values by name: a number, or the numerator and denominator of a rate."""
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What groups are played with. It pickles where its codec and ``open_sampler`` do."""
+    """The settings of the groups. It pickles if its codec and ``open_sampler`` do."""
 
     settings: HarnessSettings
     """Tasks, sandbox and budgets."""
 
     codec: ChatCodec
-    """How the policy's chats are written."""
+    """Writes and parses the policy's chats."""
 
     open_sampler: Callable[[], AbstractAsyncContextManager[Sampler]]
-    """Makes what samples the policy's messages; called once, where the groups are played."""
+    """Opens the policy's sampler; called once, in the process that plays the groups."""
 
     num_generations: int
-    """Episodes of a group."""
+    """Number of episodes in a group."""
 
     groups_at_once: int
-    """Groups that are played side by side."""
+    """Number of concurrent groups."""
 
     max_tokens: int
-    """Of one message."""
+    """Most tokens of one message."""
 
     max_context_tokens: int | None
-    """Of an episode; None checks nothing."""
+    """Most tokens of an episode; None is no limit."""
 
     max_lost_groups: int
-    """So many groups in a row with nothing to train on raise."""
+    """Number of groups in a row with nothing to train on that raises an error."""
 
     max_token_staleness: int | None = None
-    """Tokens more versions behind the newest when their group ends are not trained; None trains all."""
+    """Tokens that are more weight versions behind the newest at their group's end are not trained; None trains all."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class EpisodeSample:
 
 
 class GroupPlayer:
-    """Plays the tasks' groups, one task after the other and over again, until it is cancelled.
+    """Plays groups of the tasks in turn, again and again, until it is cancelled.
 
     Args:
-        plan: What is played.
-        emit: Takes each sample; the group's next one waits for it.
-        report: Takes each group's metrics.
-        version: Returns the version of the weights that the engine samples with now.
+        plan: The settings of the groups.
+        emit: Called with each sample, and awaited before the group's next one.
+        report: Called with each group's metrics.
+        version: Returns the version of the engine's current weights.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class GroupPlayer:
         """Play groups without end. On the portal's loop.
 
         Raises:
-            HarborGymError: ``max_lost_groups`` in a row gave nothing to train on, for which the trainer would wait
-                for ever; or a task or the configuration is wrong, which no retry can repair.
+            HarborGymError: ``max_lost_groups`` groups in a row gave nothing to train on, so the trainer would wait for
+                ever; or a task or the configuration is wrong, which no retry can repair.
         """
         numbers = itertools.count()
         async with self._plan.open_sampler() as sample, task_group() as lanes:
@@ -117,8 +117,8 @@ class GroupPlayer:
         """Play a group and return a sample for each episode that has something to train on.
 
         Args:
-            number: The group's number, from 0; it decides the task.
-            sample: Asked once a turn of each episode.
+            number: The group's number, from 0, which determines the task.
+            sample: Called once for each turn of each episode.
 
         Raises:
             HarborGymError: As :meth:`run`.
@@ -175,7 +175,7 @@ async def _play(plan: GroupPlan, task_index: int, sample: Sampler, clock: Episod
 
 @dataclass(frozen=True)
 class _Versioned:
-    """A sampler whose samples have the version of the weights at their beginning."""
+    """A sampler that adds to each sample the version of the weights at its beginning."""
 
     sample: Sampler
     version: Callable[[], int]
@@ -219,7 +219,7 @@ def _as_samples(
 
 
 def _messages(turns: Sequence[Turn]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return an episode as the chat that the trainer's logs show: the first message, and what followed."""
+    """Return an episode's chat for the trainer's logs: the first message, and the messages after it."""
     pairs = [
         ({"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.action}) for turn in turns
     ]
@@ -240,7 +240,7 @@ def _metrics(rollouts: Sequence[Rollout], duration_sec: float) -> Metrics:
 
 
 def ready(sampler: Sampler) -> Callable[[], AbstractAsyncContextManager[Sampler]]:
-    """Return an ``open_sampler`` for a sampler that needs no opening; it pickles if the sampler does."""
+    """Return an ``open_sampler`` for a sampler that is already open; it pickles if the sampler does."""
     return functools.partial(_Ready, sampler)
 
 

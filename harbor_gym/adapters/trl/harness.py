@@ -1,4 +1,4 @@
-"""The base of tool harnesses: TRL's environment protocol over one slot."""
+"""The base class of tool harnesses, which implements TRL's environment protocol."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ from harbor_gym.types import EndReason
 
 @dataclass(frozen=True)
 class HarnessSettings:
-    """What every environment of a spec is made from. Plain data: it pickles."""
+    """The settings of a spec's environments. Picklable."""
 
     config: TerminalEnvConfig
-    """The sandbox and the budgets. Its ``task_dir`` is replaced by the episode's."""
+    """The sandbox and the budgets. The episode's task replaces its ``task_dir``."""
 
     task_dirs: Mapping[int, Path]
     """Task directories by ``task_index``."""
@@ -31,22 +31,22 @@ class HarnessSettings:
     """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
 
     max_retries: int = 1
-    """Starts that may follow one that failed, of each episode."""
+    """Most retries of an episode's start."""
 
     stragglers: Stragglers = field(default_factory=Stragglers)
-    """What is done about a group's slowest episodes."""
+    """Limits on a group's slowest episodes."""
 
     run_id: str = ""
-    """The spec's own name, for closing what it opened."""
+    """The spec's identifier, by which its sandboxes are closed."""
 
     def config_of(self, task_index: int | None) -> TerminalEnvConfig:
         """Return the configuration of one task's episodes.
 
         Args:
-            task_index: As the dataset's column has it; None is the only task there is.
+            task_index: The value of the dataset's column; None is the suite's only task.
 
         Raises:
-            UsageError: There is no such task, or a choice.
+            UsageError: There is no such task, or ``task_index`` is None and there are several.
         """
         if task_index is None and len(self.task_dirs) == 1:
             (task_index,) = self.task_dirs
@@ -59,12 +59,11 @@ class HarnessSettings:
 class ToolHarness:
     """A terminal whose public methods are the policy's tools. Subclass it to write your own tools.
 
-    Every public method of a subclass but ``reset`` and ``get_reward`` is a tool; its name, its docstring and its
-    annotations are part of the prompt, so each needs a docstring in Google form with every argument. Tools act by
-    :meth:`_type` and :meth:`_exec`, which block; an exception of a tool is shown to the policy. The constructor must
-    take the settings alone: the object is made by a pickled factory.
-    The sandbox is stopped when the episode is graded, when the object is garbage, when the spec is closed, and at the
-    interpreter's exit at the latest.
+    Every public method of a subclass except ``reset`` and ``get_reward`` is a tool. Its name, docstring and annotations
+    are part of the prompt, so each needs a docstring in Google style with every argument. Tools act through
+    :meth:`_type` and :meth:`_exec`, which block; TRL shows a tool's exception to the policy. The constructor must take
+    only the settings, because a pickled factory makes the object. The sandbox is stopped when the episode is graded,
+    when the object is garbage-collected, when the spec is closed, and at the latest at the interpreter's exit.
 
     Args:
         settings: Made by :class:`harbor_gym.adapters.trl.HarborSpec`.
@@ -84,16 +83,16 @@ class ToolHarness:
     """
 
     _preparation: ClassVar[Preparation | None] = None
-    """An async function that takes the :class:`harbor_gym.AsyncTerminalGymEnv` after its reset and before the policy
-    acts, for instance to start a server by ``env.exec``. A ``TaskError`` of it ends the training. As a class attribute
-    it needs ``staticmethod``."""
+    """An async function that receives the :class:`harbor_gym.AsyncTerminalGymEnv` after its reset and before the policy
+    acts, for instance to start a server with ``env.exec``. If it raises ``TaskError``, the training ends. As a class
+    attribute it needs ``staticmethod``."""
 
     _takes_steps: ClassVar[bool] = False
-    """Whether tasks of several steps fit: whether a tool calls :meth:`_finish_step`."""
+    """Whether the harness supports tasks of several steps, with a tool that calls :meth:`_finish_step`."""
 
     _takes_text: ClassVar[bool] = False
-    """Whether what is typed is the text of commands, which the shell takes as it stands, and not keystrokes: the
-    terminal's ``keys`` are then ``literal``, unless the spec names others."""
+    """Whether the tools type commands as literal text instead of keystrokes: the terminal's ``keys`` are then
+    ``literal``, unless the spec sets them."""
 
     def __init__(self, settings: HarnessSettings) -> None:
         self._settings = settings
@@ -105,7 +104,7 @@ class ToolHarness:
         """Schedule an episode and return at once; the first tool call waits for its terminal.
 
         Args:
-            task_index: The task, as the dataset's row has it.
+            task_index: The task's index in the dataset's row.
             row: The dataset's other columns, which are ignored.
 
         Raises:
@@ -126,7 +125,7 @@ class ToolHarness:
         )
 
     def _type(self, keystrokes: str, *, timeout_sec: float | None = None) -> str:
-        """Type keystrokes into the episode's terminal, and return what it shows then. Blocks.
+        """Type keystrokes into the episode's terminal, and return its new text. Blocks.
 
         Args:
             keystrokes: Typed as they are: end a command with a line feed to run it. A key's name on its own, such as
@@ -135,8 +134,8 @@ class ToolHarness:
                 ``terminal.max_wait_sec``.
 
         Returns:
-            The terminal's new text. After the end of the episode, and after a failure of the infrastructure, a line in
-            brackets which states that nothing was executed.
+            The terminal's new text. After the end of the episode or a failure of the infrastructure, a line in brackets
+            that states that nothing was executed.
 
         Raises:
             UsageError: ``reset`` was not called, or the text can't be typed. TRL shows the message to the policy.
@@ -149,17 +148,17 @@ class ToolHarness:
         return portal.call(self._slot.run, commands)
 
     def _exec(self, command: str, *, timeout_sec: float) -> str:
-        """Run shell text in the sandbox beside the terminal, as the task's user, and return its output. Blocks.
+        """Run shell text in the sandbox outside the terminal, as the task's user, and return its output. Blocks.
 
-        It counts as a turn of the episode.
+        The call counts as a turn of the episode.
 
         Args:
             command: Text for a shell, up to 128 KiB.
             timeout_sec: Longest run in seconds.
 
         Returns:
-            Standard output and error, cut in the middle as a terminal's text is. After the end of the episode, after a
-            failure of the infrastructure, and where the command did not end, a line in brackets.
+            Standard output and error, cut in the middle like a terminal's text. After the end of the episode or a
+            failure of the infrastructure, and if the command did not end, a line in brackets.
 
         Raises:
             UsageError: ``reset`` was not called.
@@ -171,7 +170,7 @@ class ToolHarness:
         """Verify the work so far and continue with a task's next step. Blocks.
 
         Returns:
-            The next step's instruction and what the terminal shows, or a line in brackets where there is none.
+            The next step's instruction and the terminal's text, or a line in brackets if there is no next step.
 
         Raises:
             UsageError: ``reset`` was not called.
@@ -189,17 +188,17 @@ class ToolHarness:
         return self._portal
 
     async def _finish(self, reason: EndReason) -> float | None:
-        """Verify the episode and return its reward; None where there is no verdict. On the portal's loop."""
+        """Verify the episode and return its reward; None if there is no verdict. On the portal's loop."""
         if self._portal is None:
             raise UsageError("an episode can't be graded before reset")
         return await self._slot.finish(reason)
 
     @property
     def _error(self) -> Exception | None:
-        """What ended the episode without a reward."""
+        """The error that ended the episode without a reward."""
         return self._slot.error
 
 
 def make_factory(harness: type[ToolHarness], settings: HarnessSettings) -> Callable[[], ToolHarness]:
-    """Return a factory that pickles."""
+    """Return a picklable factory."""
     return functools.partial(harness, settings)

@@ -1,4 +1,4 @@
-"""The ``jupyter`` harness: cells in a kernel that keeps its state."""
+"""The ``jupyter`` harness: cells of a notebook in one kernel."""
 
 import base64
 import shlex
@@ -15,19 +15,19 @@ JUPYTER_TOOL_VERSION = "1"
 """Version of the tools as the prompt shows them, see ``BASH_TOOL_VERSION``."""
 
 MAX_CELL_BYTES = 60_000
-"""Of one cell's code, as UTF-8: it travels on a command line."""
+"""Longest code of one cell, as UTF-8: it is an argument on a command line."""
 
 _DIRECTORY = "/tmp/.harbor-gym-notebook"  # in the sandbox
 _SCRIPT = Path(__file__).parent / "scripts/notebook.py"
 _CELL_TIMEOUT_SEC = 60.0
 _START_TIMEOUT_SEC = 90.0
 _GRACE_SEC = 20.0
-"""Beyond a cell's own time: for a client that has to start, and a kernel that restarts."""
+"""Time beyond a cell's own limit, in seconds, in which the client starts or the kernel restarts."""
 _SHOWN_CHARACTERS = 1000
 
 
 async def start_kernel(env: AsyncTerminalGymEnv) -> None:
-    """Start the notebook's kernel in a sandbox in which the policy has not acted yet.
+    """Start the notebook's kernel in a sandbox, before the policy acts.
 
     Raises:
         TaskError: The image has no Python with ipykernel.
@@ -52,11 +52,11 @@ async def start_kernel(env: AsyncTerminalGymEnv) -> None:
 
 
 class JupyterHarness(ToolHarness):
-    """Tools ``run_cell`` and ``restart_kernel``: Python cells, whose variables the next cell sees.
+    """Tools ``run_cell`` and ``restart_kernel``: Python cells that share their variables.
 
-    The sandbox needs ``python3`` with ``ipykernel``; where it has none the episode's start is a ``TaskError``. The
-    kernel runs beside the terminal as the task's user, in the image's working directory. A cell is a turn of the
-    episode, and its time counts for the episode's time limit.
+    The sandbox needs ``python3`` with ``ipykernel``; without it the episode's start raises ``TaskError``. The kernel
+    runs outside the terminal as the task's user, in the image's working directory. A cell is a turn of the episode, and
+    its time counts for the episode's time limit.
     """
 
     _preparation: ClassVar[Preparation | None] = staticmethod(start_kernel)

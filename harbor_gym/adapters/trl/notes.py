@@ -10,16 +10,16 @@ NOTES_TOOL_VERSION = "1"
 """Version of the scratchpad's tools as the prompt shows them, see ``BASH_TOOL_VERSION``."""
 
 MAX_NOTES_BYTES = 10_000
-"""Of all notes together, as UTF-8."""
+"""Longest text of all notes together, as UTF-8."""
 
 _NO_NOTES = "[no notes]"
 
 
 class TerminalNotesHarness(BashHarness):
-    """The tool ``bash``, and notes that the policy writes and reads back.
+    """The tool ``bash``, and tools that write and read notes.
 
-    The notes are kept outside the chat, the terminal and the sandbox: they are whole when earlier messages were cut
-    from the context, and when the shell ended. They end with the episode, and the verifier does not see them.
+    The notes are kept outside the chat, the terminal and the sandbox: they stay complete when earlier messages are cut
+    from the context, and after the shell has ended. They end with the episode, and the verifier can't read them.
     """
 
     def __init__(self, settings: HarnessSettings) -> None:
@@ -74,10 +74,10 @@ class TerminalNotesHarness(BashHarness):
 
 
 def require_text(name: str, value: object) -> str:
-    """Return an argument of a tool, which a policy writes as any JSON.
+    """Return a tool's argument after checking it, because a policy may write any JSON.
 
     Raises:
-        UsageError: It is no string, or can't be written as UTF-8.
+        UsageError: The argument is not a string, or can't be encoded as UTF-8.
     """
     if not isinstance(value, str):
         raise UsageError(f"{name} must be a string, got {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""The verifier's verdicts as a reward function of TRL's, for tool harnesses."""
+"""The verifier's rewards as a TRL reward function, for tool harnesses."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from harbor_gym.errors import HarborGymError
 from harbor_gym.types import EndReason
 
 LOST_METRIC = "harbor/lost"
-"""Share of a batch's episodes without a verdict, in [0, 1], among the trainer's metrics."""
+"""Name of the trainer's metric for the share of a batch's episodes without a verdict, in [0, 1]."""
 
 
 def verified_reward(
@@ -19,19 +19,18 @@ def verified_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Verify every episode of a batch, side by side, and return the rewards.
+    """Verify every episode of a batch concurrently, and return the rewards.
 
     Args:
-        completions: The messages of each rollout. A last message that still calls a tool, or a tool's output, means
-            that a limit of the trainer cut the rollout: the episode is truncated then, else it ends as
-            ``no_tool_call``.
+        completions: The messages of each rollout. If the last one calls a tool or is a tool's output, a limit of the
+            trainer cut the rollout and the episode is truncated; else it ends as ``no_tool_call``.
         environments: The batch's environments.
-        log_metric: Takes ``harbor/lost``.
+        log_metric: Called with ``harbor/lost``.
         columns: The dataset's columns, which are ignored.
 
     Returns:
-        A reward for each rollout; None, which TRL leaves out of the group's baseline and of training, after a failure
-        of the infrastructure and for environments of other kinds.
+        A reward for each rollout. It is None after a failure of the infrastructure and for environments of other
+        classes; TRL leaves None out of the group's baseline and of training.
 
     Raises:
         HarborGymError: A task or the configuration is wrong, which no retry can repair.
@@ -47,7 +46,7 @@ def verified_reward(
 
 
 def raise_if_not_lost(error: Exception | None) -> None:
-    """Raise what ended an episode without a reward, unless the infrastructure failed: no retry can repair it."""
+    """Raise the error of an episode without a reward, unless it is a failure of the infrastructure."""
     if error is not None and not (isinstance(error, HarborGymError) and error.is_infrastructure):
         raise error
 

@@ -1,4 +1,4 @@
-"""The ``terminal`` harness: whole episodes behind TRL's ``rollout_func``, side by side and token by token."""
+"""The ``terminal`` harness: TRL's ``rollout_func`` plays whole episodes concurrently, token by token."""
 
 import functools
 import statistics
@@ -18,19 +18,19 @@ from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import Rollout, Sample, TokenSequence
 
 TASK_KEY = "task_index"
-"""Names the task in a prompt's first message: ``rollout_func`` is given prompts alone."""
+"""The key of the task's index in a prompt's first message, because ``rollout_func`` receives only prompts."""
 
 
 class TerminalRollouts:
-    """``rollout_func`` of a trainer: runs an episode for each prompt with the trainer's own generation.
+    """A trainer's ``rollout_func``, which runs an episode for each prompt with the trainer's own generation.
 
-    A message is limited by the trainer's ``max_completion_length``, an episode by ``max_context_tokens`` and the
-    configuration's budgets.
+    The trainer's ``max_completion_length`` limits a message; ``max_context_tokens`` and the configuration's budgets
+    limit an episode.
 
     Args:
         settings: Made by :class:`harbor_gym.adapters.trl.HarborSpec`.
-        max_context_tokens: Prompt, messages and observations of an episode together, in tokens. None: vLLM's
-            ``vllm_max_model_length`` where the trainer uses vLLM and that is set, else the model's context window.
+        max_context_tokens: Most tokens of an episode's prompt, messages and observations together. None:
+            ``vllm_max_model_length`` if the trainer uses vLLM and sets it, else the model's context window.
     """
 
     def __init__(self, settings: HarnessSettings, *, max_context_tokens: int | None = None) -> None:
@@ -41,19 +41,19 @@ class TerminalRollouts:
         """Run the episodes of a batch. Blocks.
 
         Args:
-            prompts: Of the spec's dataset, one per episode.
+            prompts: Prompts of the spec's dataset, one per episode.
             trainer: The ``GRPOTrainer``.
 
         Returns:
-            ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs`` (None where the trainer's engine returns
-            none: TRL computes them then), one sequence per prompt and none empty; ``harbor_reward`` (None for a lost
+            ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs`` (None if the trainer's engine returns
+            none: TRL then computes them), one sequence per prompt and none empty; ``harbor_reward`` (None for a lost
             episode, of which no token is trained) and ``harbor_end``, which reward functions receive. With
-            ``stragglers`` also ``harbor_dropped``: how many episodes of its task were dropped, for each that counts.
-            The episodes of one task in the batch are a group there.
+            ``stragglers``, the batch's episodes of one task are a group, and ``harbor_dropped`` is its number of
+            dropped episodes for each that counts.
 
         Raises:
             HarborGymError: A task or the configuration is wrong, which no retry can repair.
-            UsageError: A prompt is not of the spec's dataset.
+            UsageError: A prompt is not from the spec's dataset.
         """
         indices = [_task_index(prompt) for prompt in prompts]
         configs = [self._settings.config_of(index) for index in indices]
@@ -90,14 +90,14 @@ def rollout_reward(
     log_extra: Callable[[str, list[Any]], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Return the rewards that the ``rollout_func`` found.
+    """Return the rewards that the ``rollout_func`` returned.
 
     Args:
         harbor_reward: The rollouts' rewards; TRL leaves None out of the group's baseline and of training.
-        harbor_end: Why each episode ended; of a lost one its ``failure_kind``.
+        harbor_end: The end reason of each episode; the ``failure_kind`` of a lost one.
         harbor_dropped: As :class:`TerminalRollouts` returns it.
-        log_metric: Takes ``harbor/lost``, the share of episodes without a verdict, and the mean ``harbor/dropped``.
-        log_extra: Takes ``harbor_end`` and ``harbor_dropped``, columns of the trainer's table of completions.
+        log_metric: Called with ``harbor/lost``, the share of episodes without a verdict, and mean ``harbor/dropped``.
+        log_extra: Called with ``harbor_end`` and ``harbor_dropped``, columns of the trainer's table of completions.
         columns: The other columns, which are ignored.
     """
     if log_metric is not None and harbor_reward:
@@ -162,6 +162,6 @@ def _columns(rollouts: Sequence[Rollout], pad_token_id: int) -> dict[str, Any]:
 
 
 def _trainable(sequence: TokenSequence, rollout: Rollout, pad_token_id: int) -> TokenSequence:
-    """Return a sequence without empty parts, of which no token is trained where the episode was lost."""
+    """Return a sequence without empty parts; no token of a lost episode is trained."""
     filled = sequence.filled(pad_token_id)
     return filled.masked() if rollout.is_lost else filled

@@ -12,13 +12,13 @@ from harbor_gym.types import EndReason
 
 
 class ScoredHarness(ToolHarness):
-    """The verdict as TRL's ``get_reward``. Combined with a harness by :func:`make_scored_factory`."""
+    """Adds TRL's ``get_reward`` to a harness, see :func:`make_scored_factory`."""
 
     async def get_reward(self) -> float | None:
-        """Verify the episode and return its reward; None where there is no verdict.
+        """Verify the episode and return its reward; None if there is no verdict.
 
-        TRL does not report why the tool loop ended: the episode ends as ``no_tool_call`` if no budget of its own ended
-        it, also where ``max_completion_length`` or ``max_tool_calling_iterations`` did.
+        TRL does not report why the tool loop ended. Unless one of the episode's own budgets ended it, it ends as
+        ``no_tool_call``, even after ``max_completion_length`` or ``max_tool_calling_iterations``.
 
         Raises:
             HarborGymError: A task or the configuration is wrong, which no retry can repair.
@@ -29,7 +29,7 @@ class ScoredHarness(ToolHarness):
 
 
 def make_scored_factory(harness: type[ToolHarness], settings: HarnessSettings) -> Callable[[], ToolHarness]:
-    """Return a factory that pickles, of environments with ``get_reward``."""
+    """Return a picklable factory of environments with ``get_reward``."""
     return functools.partial(_make_scored, harness, settings)
 
 

@@ -14,7 +14,7 @@ def exit_cleanly_on_sigterm() -> Callable[[], object]:
     """Turn SIGTERM into an exit that closes every sandbox of this process, if nothing else handles it.
 
     Returns:
-        A function that takes this back.
+        A function that restores the previous handler.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

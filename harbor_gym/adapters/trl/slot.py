@@ -1,4 +1,4 @@
-"""One trainer's slot on the portal's loop: one episode after another, each call behind the ones before it."""
+"""A trainer's slot on the portal's loop, which plays one episode after another and runs its calls in order."""
 
 import asyncio
 import logging
@@ -20,33 +20,33 @@ TERMINAL_LOST = "[the terminal is gone: nothing was executed]"
 """A tool's output after a failure of the infrastructure. The episode's reward is None."""
 
 TASK_OVER = "[the task is over]"
-"""Output of the tool that handed in the last step."""
+"""Output of the tool that submitted the last step."""
 
 NO_ANSWER = "[there was no answer in time]"
-"""A tool's output where its command did not end."""
+"""A tool's output if its command did not end."""
 
 logger = logging.getLogger(__name__)
 
 _runs: defaultdict[str, SlotOwner] = defaultdict(
     lambda: SlotOwner("the HarborSpec was closed: make a new one for another run")
 )
-"""By the spec's ``run_id``, in this process."""
+"""The slots of this process, by their spec's ``run_id``."""
 
 
 class ToolSlot(EpisodeSlot):
     """Runs a slot's episodes for tools. Every method is a coroutine of the portal's loop.
 
-    An exception never leaves a method: nobody waits for a start, and TRL would show a tool's to the policy as its
-    output. It is kept in :attr:`error` for the reward function.
+    No method raises an exception: nobody awaits a start, and TRL would show a tool's exception to the policy as its
+    output. :attr:`error` keeps it for the reward function.
 
     Args:
-        run_id: The spec's, for :func:`close_run`.
+        run_id: The spec's identifier, for :func:`close_run`.
     """
 
     def __init__(self, run_id: str) -> None:
         super().__init__(_runs[run_id])
         self.error: Exception | None = None
-        """What ended the episode without a reward, or None."""
+        """The error that ended the episode without a reward, or None."""
 
         self._lock = asyncio.Lock()
         self._reward = 0.0
@@ -76,7 +76,7 @@ class ToolSlot(EpisodeSlot):
                 self._lose(exc)
 
     async def run(self, commands: Sequence[Command]) -> str:
-        """Type commands and return what the terminal shows, or why nothing was executed."""
+        """Type commands and return the terminal's text, or the reason why nothing was executed."""
 
         async def step(env: AsyncTerminalGymEnv) -> str:
             return self._take(await env.step(commands))
@@ -84,7 +84,7 @@ class ToolSlot(EpisodeSlot):
         return await self._act(self._in_time(step))
 
     async def exec(self, command: str, *, timeout_sec: float) -> str:
-        """Run shell text beside the terminal as one turn; return its output, or why nothing was executed."""
+        """Run shell text outside the terminal as one turn; return its output, or why nothing was executed."""
 
         async def step(env: AsyncTerminalGymEnv) -> str:
             result = await env.exec(command, timeout_sec=timeout_sec)
@@ -103,7 +103,7 @@ class ToolSlot(EpisodeSlot):
         return await self._act(self._in_time(step))
 
     async def finish(self, reason: EndReason) -> float | None:
-        """Verify the episode with all its steps, unless that is done; return its reward, None without a verdict."""
+        """Verify the episode with all its steps, if not done yet; return its reward, None without a verdict."""
 
         async def end(env: AsyncTerminalGymEnv) -> str:
             while not self._is_done:
@@ -123,7 +123,7 @@ class ToolSlot(EpisodeSlot):
     def _in_time(
         self, act: Callable[[AsyncTerminalGymEnv], Awaitable[str]]
     ) -> Callable[[AsyncTerminalGymEnv], Awaitable[str]]:
-        """Return a turn that ends the episode where the batch's deadline has passed; one without a turn is lost."""
+        """Return a turn that ends the episode if the batch's deadline has passed; an episode without a turn is lost."""
 
         async def turn(env: AsyncTerminalGymEnv) -> str:
             if not self._clock.is_over:

@@ -42,12 +42,12 @@ type TaskSource = str | Path | SourcedTask
 
 
 class HarborSpec:
-    """Makes a dataset, environments or a rollout function, and a reward function of a suite of tasks.
+    """Makes a dataset, environments or a rollout function, and a reward function from a suite of tasks.
 
-    Tasks, harness and sandbox are checked here; no sandbox starts before the first episode. As a context manager it
-    closes at the end what its episodes left open, after an exception and Ctrl-C too, and turns SIGTERM into an exit
-    that cleans up. Without that, the interpreter's exit closes them; SIGTERM then ends the process at once, and the
-    reaper of :mod:`harbor_gym.sandboxes` removes what is left.
+    The constructor checks tasks, harness and sandbox; no sandbox starts before the first episode. The context manager
+    stops the episodes' sandboxes at its end, also after an exception or Ctrl-C, and turns SIGTERM into an exit that
+    cleans up. Without it, the interpreter's exit stops them; SIGTERM then ends the process at once, and the reaper of
+    :mod:`harbor_gym.sandboxes` removes the leftover sandboxes.
 
     Args:
         tasks: Directories of tasks, or other sources as :func:`harbor_gym.tasks.resolve_tasks` reads them.
@@ -57,19 +57,19 @@ class HarborSpec:
             its ``module.path:Class``.
         sandbox: ``local``, a Harbor environment type by name, or ``module.path:Class``.
         pool_size: Sandboxes that a warm pool keeps ready for each task; None starts one per episode.
-        indices: Which tasks to take, counted from 0 in the suite; None takes all. ``task_index`` stays the suite's.
-        max_retries: What may follow an attempt that the infrastructure failed, of each episode: starts with a tool
-            harness, whole episodes with ``terminal``.
-        stragglers: What is done about the slowest episodes: of each group of :meth:`rollout_worker`, of each task in a
-            batch of ``rollout_func``. With a tool harness TRL's own loop plays, and only ``batch_deadline_sec`` can be
-            had, from each episode's start: its next tool call then ends the episode.
+        indices: Indices of the tasks in the suite, from 0; None takes all. ``task_index`` stays the suite's.
+        max_retries: Most retries of an episode after failures of the infrastructure: of its start with a tool harness,
+            of the whole episode with ``terminal``.
+        stragglers: Limits on the slowest episodes of each group of :meth:`rollout_worker`, or of each task in a batch
+            of ``rollout_func``. With a tool harness, which TRL's own loop plays, only ``batch_deadline_sec`` is
+            possible, counted from each episode's start: the next tool call then ends the episode.
         max_context_tokens: Only with ``terminal``, see :class:`TerminalRollouts`.
         settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`.
 
     Raises:
         UsageError: An argument is wrong; the message lists near matches.
         TaskError: A directory is not a usable Harbor task.
-        MissingDependencyError: The sandbox needs a program, a package or a key that is not there.
+        MissingDependencyError: The sandbox needs a program, a package or a key that is missing.
 
     Example::
 
@@ -130,15 +130,15 @@ class HarborSpec:
 
     @property
     def settings(self) -> HarnessSettings:
-        """What the environments are made from."""
+        """The settings of the environments."""
         return self._settings
 
     @property
     def train_dataset(self) -> Dataset:
         """A row per task: ``prompt`` (the instruction as the user's message), ``task`` (its name), ``task_index``.
 
-        Skills and MCP servers, which only a sandbox knows, are not in the prompt. With ``terminal`` the prompt names
-        the task for ``rollout_func``; what the policy sees is the episode's own first prompt.
+        The prompt has no skills and MCP servers, which only a sandbox knows. With ``terminal`` the prompt names the
+        task for ``rollout_func``, and the policy sees the episode's own first prompt instead.
         """
         named = self._harness is None
         messages = [
@@ -150,7 +150,7 @@ class HarborSpec:
 
     @property
     def environment_factory(self) -> Callable[[], ToolHarness]:
-        """What makes one environment of a tool harness; it pickles.
+        """A picklable function that makes one environment of a tool harness.
 
         Raises:
             UsageError: The agent is ``terminal``.
@@ -161,9 +161,9 @@ class HarborSpec:
 
     @property
     def async_environment_factory(self) -> Callable[[], ToolHarness]:
-        """What makes one environment for ``AsyncGRPOTrainer``'s own worker process: it reports its reward itself.
+        """A function that makes one environment with ``get_reward`` for ``AsyncGRPOTrainer``'s own worker process.
 
-        That worker renders the chat anew for each turn, and trains no token that it then finds written differently;
+        That worker renders the chat anew for each turn, and does not train a token that is then written differently;
         :meth:`rollout_worker` is exact.
 
         Raises:
@@ -186,15 +186,15 @@ class HarborSpec:
         """Return the rollouts of ``terminal`` for ``AsyncGRPOTrainer(rollout_worker=…)``, exact to the token.
 
         Args:
-            args: The trainer's: engine, sampling, ``num_generations``, ``max_inflight_tasks`` and ``queue_maxsize`` are
-                read from it. ``max_completion_length`` limits one message.
-            tokenizer: The policy's.
-            model: The policy's name, as the engine serves it.
-            max_lost_groups: So many groups in a row in which everything was lost end the training with an error; the
-                trainer would wait for ever.
-            max_token_staleness: Train no token that was sampled more versions of the weights before its group's end.
-                The sample's version, by which ``args.max_staleness`` drops it, is then that of the oldest it may train.
-            sampler: Opens what samples instead of ``args.vllm_server_base_url``. It must pickle.
+            args: The trainer's configuration, which has the engine, sampling, ``num_generations``,
+                ``max_inflight_tasks`` and ``queue_maxsize``. ``max_completion_length`` limits one message.
+            tokenizer: The policy's tokenizer.
+            model: The policy's name on the engine.
+            max_lost_groups: Number of groups in a row without a sample that ends the training with an error, because
+                the trainer would wait for ever.
+            max_token_staleness: Train no token that was sampled more weight versions before its group's end. The
+                sample's version, by which ``args.max_staleness`` drops it, is then that of its oldest trainable token.
+            sampler: Opens a sampler instead of ``args.vllm_server_base_url``. It must pickle.
 
         Raises:
             UsageError: The agent is a tool harness, ``max_lost_groups`` is out of range, or something can't be pickled.
@@ -225,7 +225,7 @@ class HarborSpec:
 
     @property
     def rollout_func(self) -> TerminalRollouts:
-        """What runs the episodes of ``terminal``; it pickles.
+        """A picklable function that runs the episodes of ``terminal``.
 
         Raises:
             UsageError: The agent is a tool harness.
@@ -238,7 +238,7 @@ class HarborSpec:
 
     @property
     def reward_funcs(self) -> Callable[..., list[float | None]]:
-        """The verifier's rewards: None where the infrastructure failed, which TRL leaves out of training."""
+        """The function that returns the verifier's rewards; None, which TRL does not train, for a lost episode."""
         return rollout_reward if self._harness is None else verified_reward
 
     @property
@@ -271,7 +271,7 @@ def _require_at_least(name: str, value: int | None, least: int) -> None:
 
 
 def _select(tasks: Sequence[SourcedTask], indices: Sequence[int] | None) -> dict[int, SourcedTask]:
-    """Return tasks by their place in the suite."""
+    """Return tasks by their index in the suite."""
     if indices is None:
         return dict(enumerate(tasks))
     if not indices:
@@ -282,7 +282,7 @@ def _select(tasks: Sequence[SourcedTask], indices: Sequence[int] | None) -> dict
 
 
 def _fit_steps(harness: type[ToolHarness], tasks: Iterable[SourcedTask]) -> type[ToolHarness]:
-    """Return the harness, or ``bash`` for several steps where a task has them."""
+    """Return the harness; for ``bash`` and a task of several steps, its variant with ``finish_step``."""
     from harbor.models.task.task import Task
 
     for task in tasks:
