@@ -106,6 +106,18 @@ def network_refusal(device: Path = TUN) -> tuple[str, str]:
     return why, f"as root {by_hand} (inside a container, start that with --device {device})"
 
 
+def docker_refusal(said: str) -> tuple[str, str]:
+    """Return why this user may not ask Docker's daemon, and what root can do; both empty where that is not the matter.
+
+    Args:
+        said: What Docker's client printed when it failed.
+    """
+    if "permission denied" not in said:
+        return "", ""
+    user = _user_name()
+    return f"{user} may not use Docker's socket", f"usermod --append --groups docker {user}, and log in again"
+
+
 @functools.cache
 def namespace_refusal(*options: str) -> str:
     """Return why this machine makes no namespaces, as ``unshare`` prints it; empty if it makes them.

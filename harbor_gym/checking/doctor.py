@@ -170,7 +170,9 @@ def _docker() -> Iterable[Finding]:
     if shutil.which("docker") is None:
         return
     version, refusal = _ask("docker", "version", "--format", "{{.Server.Version}}")
-    yield _finding("docker", "daemon", refusal, "systemctl start docker (without systemd: dockerd &)", note=version)
+    denied, fix = rootless.docker_refusal(refusal)
+    fix = fix or "systemctl start docker (without systemd: dockerd &)"
+    yield _finding("docker", "daemon", denied or refusal, fix, note=version)
     version, refusal = _ask("docker", "compose", "version", "--short")
     yield _finding("docker", "Compose v2", refusal, _COMPOSE, note=version)
 

@@ -7,12 +7,13 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from harbor_gym._runtime import harbor_versions
+from harbor_gym._runtime import harbor_versions, rootless
 from harbor_gym._runtime.cache import require_cache
 from harbor_gym._runtime.disks import require_temporary
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
@@ -131,7 +132,10 @@ def preflight(config: EnvironmentConfig) -> None:
         raise MissingDependencyError(f"sandbox {label!r}: {_one_line(exc)}") from exc
     except (SystemExit, ValueError, TypeError, AttributeError) as exc:
         kind = MissingDependencyError if label == "docker" else UsageError
-        raise kind(f"sandbox {label!r}: {_one_line(exc)}") from exc
+        asked = exc.__context__  # Harbor takes each failure of Docker's client for a daemon that does not run
+        said = os.fsdecode(asked.stderr or b"") if isinstance(asked, subprocess.CalledProcessError) else ""
+        why = ": ".join(filter(None, rootless.docker_refusal(said)))
+        raise kind(f"sandbox {label!r}: {why or _one_line(exc)}") from exc
     _require_extra(label)
     if label == "docker":
         _require_compose()

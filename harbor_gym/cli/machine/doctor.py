@@ -53,10 +53,13 @@ def _training_server() -> "Finding":
     """Return whether the server of ``train --backend local`` is installed."""
     from harbor_gym.checking.doctor import Finding
     from harbor_gym.embedded.interpreter import server_python
-    from harbor_gym.errors import MissingDependencyError
+    from harbor_gym.errors import MissingDependencyError, UsageError
 
     try:
         return Finding("other", "training server", ok=True, note=server_python())
+    except UsageError as exc:  # of the cache, in which it would lie
+        why, _, fix = str(exc).partition(": ")
+        return Finding("other", "training server", ok=False, note=why, fix=fix, is_needed=False)
     except MissingDependencyError:
         fix = 'pip install "harbor-gym[tinker,server]" && harbor-gym server install'
         return Finding("other", "training server", ok=False, note="not installed", fix=fix, is_needed=False)

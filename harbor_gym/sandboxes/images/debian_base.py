@@ -10,9 +10,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import cache_dir, locked
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images.apt_mirrors import apt_mirrors
@@ -71,11 +71,11 @@ async def _make_tar(base: OfflineBase, path: Path) -> None:
     signed = f"[signed-by={mirror.signed_by}] " if mirror.signed_by else ""
     partial = path.with_name(f".{path.name}.partial")  # overwrites the file of a killed process
     # For an ordinary user it makes a user namespace of its own, without device files.
-    contained = ("setpriv", "--pdeathsig", "KILL") if is_rootless() else CONTAINED
+    contained = ("setpriv", "--pdeathsig", "KILL") if rootless.is_rootless() else CONTAINED
     argv = [
         *contained,
         "mmdebstrap",
-        "--mode=unshare" if is_rootless() else "--mode=root",
+        "--mode=unshare" if rootless.is_rootless() else "--mode=root",
         "--variant=minbase",
         "--format=tar",
         f'--aptopt=Acquire::http::Timeout "{_CONNECT_TIMEOUT_SEC}"',
@@ -106,12 +106,15 @@ async def make_base(reference: str) -> OfflineBase:
 
     Raises:
         UsageError: No recipe is known for this image.
-        MissingDependencyError: buildah or mmdebstrap is not installed.
+        MissingDependencyError: buildah or mmdebstrap is not installed, or this user has no namespaces.
         SandboxStartError: The base can't be made, or buildah refuses it.
     """
     base = offline_base(reference)
     if shutil.which("buildah") is None:
         raise MissingDependencyError("the base is put into buildah's store: apt-get install buildah")
+    refusal, fix = rootless.refusal(min_linux=(0, 0)) if rootless.is_rootless() else ("", "")
+    if refusal:
+        raise MissingDependencyError(f"a base made by an ordinary user: {refusal}: {fix}")
     content = f"{MADE}:{base.name}"
     async with locked(f"import-{base.name}"):
         if await show_image(content) is None:

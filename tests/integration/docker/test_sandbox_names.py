@@ -10,6 +10,7 @@ from harbor.models.environment_type import EnvironmentType
 from harbor.utils.import_path import import_symbol
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym.checking.doctor import examine
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 from harbor_gym.sandboxes import environment_config, parse_options, preflight, sandbox_names
 from harbor_gym.sandboxes.local.snapshots import ImageOptions
@@ -92,6 +93,20 @@ def test_docker_without_a_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     require_engine("docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     assert "daemon is not running" in expect(MissingDependencyError, "docker")
+
+
+def test_docker_whose_socket_is_not_for_this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client = tmp_path / "docker"
+    client.write_text(
+        "#!/bin/sh\necho 'permission denied while trying to connect to the Docker daemon socket' >&2\nexit 1\n"
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    said = expect(MissingDependencyError, "docker")
+    assert "may not use Docker's socket: usermod --append --groups docker" in said
+    assert "not running" not in said
+    (found,) = (item for item in examine("docker") if item.what == "daemon")
+    assert found.fix.startswith("usermod --append --groups docker")
 
 
 def test_docker_without_compose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from harbor_gym.checking import doctor
 from harbor_gym.cli.main import app
 from harbor_gym.embedded import interpreter
 from harbor_gym.errors import MissingDependencyError
+from harbor_gym.sandboxes.images.debian_base import make_base
 from tests.helpers.engines import require_engine
 from tests.unit.house.test_cli import run
 
@@ -98,6 +99,19 @@ def test_the_training_server_is_looked_for_as_a_training_does(
     assert "harbor-gym server install" in found["fix"] if python is None else found["note"] == python
 
 
+def test_a_cache_that_can_not_be_used_does_not_end_the_search_for_the_training_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HARBOR_GYM_CACHE", "/proc/cache")
+    monkeypatch.setattr(interpreter, "SKYRL_VERSION", "0")  # this environment has the server itself
+    monkeypatch.setattr(doctor, "examine", list)
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (found["what"], found["ok"], found["is_needed"]) == ("training server", False, False)
+    assert "/proc/cache can't be used" in found["note"]
+    assert found["fix"] == "set HARBOR_GYM_CACHE to a folder that can be written to"
+
+
 def test_a_kind_is_usable_when_it_has_all_that_it_needs() -> None:
     there, lacking = doctor.Finding("a", "x", ok=True), doctor.Finding("b", "y", ok=False)
     handy = doctor.Finding("a", "z", ok=False, is_needed=False)
@@ -116,6 +130,15 @@ def test_a_kind_is_usable_when_it_has_all_that_it_needs() -> None:
 )
 def test_subordinate_ids_are_counted_by_name_or_number(text: str, count: int) -> None:
     assert rootless.ids_in(text, "ann", 1000) == count
+
+
+async def test_a_base_of_a_user_without_enough_ids_is_refused_as_a_sandbox_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rootless, "is_rootless", lambda: True)
+    monkeypatch.setattr(rootless, "_MIN_IDS", 1 << 40)
+    refusal, fix = rootless.refusal()
+    assert refusal
+    with pytest.raises(MissingDependencyError, match=re.escape(f"a base made by an ordinary user: {refusal}: {fix}")):
+        await make_base("debian:bookworm-slim")
 
 
 def test_the_networks_device_must_open_and_not_only_be_there(tmp_path: Path) -> None:
