@@ -1,4 +1,4 @@
-"""Public conformance checks, and a sandbox in memory, for authors of sandboxes and of environments' wrappers.
+"""Public conformance checks and an in-memory sandbox, for authors of sandboxes and of environment wrappers.
 
 **You wrote a Harbor environment class** (or chose a provider) and need to know whether episodes can rely on it::
 
@@ -9,9 +9,9 @@
 or ``harbor-gym check-sandbox --env my_package.sandbox:MyEnvironment``. Each behaviour is a small check with a name
 and a contract: commands, environment, users, interruptions, uploads, downloads, folders, limits,
 confinement, terminal, life.
-What your class does not do on purpose goes into its attribute ``known_failures: Mapping[str, str]``, behaviour →
-reason: that is shown and is no failure, and with ``probe_known_failures=True`` it is a failure once it does hold.
-As tests, one per behaviour: :mod:`harbor_gym.testing.pytest_plugin`.
+List the behaviours that your class lacks on purpose in its attribute ``known_failures: Mapping[str, str]``, behaviour
+→ reason: they are shown and don't fail the report; with ``probe_known_failures=True`` one that holds does fail it.
+:mod:`harbor_gym.testing.pytest_plugin` runs the behaviours as tests.
 
 **You subclass or wrap** :class:`harbor_gym.AsyncTerminalGymEnv`::
 
@@ -20,7 +20,7 @@ As tests, one per behaviour: :mod:`harbor_gym.testing.pytest_plugin`.
 
 That runs on :class:`FakeEnvironment`, in milliseconds; give it a configuration to run on a real sandbox.
 
-**You test what is around a sandbox** (rewards, retries, budgets, adapters) and need no engine::
+**You test the code around a sandbox** (rewards, retries, budgets, adapters) and need no engine::
 
     TerminalEnvConfig(
         task_dir=...,

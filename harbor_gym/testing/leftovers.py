@@ -9,7 +9,7 @@ from harbor_gym._runtime.procfs import descendants, read_stat
 
 
 def find_leftovers(*, is_exempt: Callable[[int], bool]) -> set[str]:
-    """Return what this process has on the machine now, a line each.
+    """Return this process's leftovers on the machine, one line each.
 
     Its descendants, the mounts of harbor_gym that are visible from here, and harbor_gym's temporary folders.
 

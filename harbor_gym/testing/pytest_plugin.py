@@ -28,7 +28,7 @@ from harbor_gym.testing.conformance.sandboxes import (
 from harbor_gym.testing.leftovers import find_leftovers
 
 _SETTLE_SEC = 5.0
-"""What processes and folders get to go after a test."""
+"""Grace period for processes and folders to disappear after a test."""
 
 _SANDBOX_BEHAVIOURS = {item.name: item for item in SANDBOX_BEHAVIOURS}
 
@@ -36,15 +36,15 @@ _SANDBOX_BEHAVIOURS = {item.name: item for item in SANDBOX_BEHAVIOURS}
 class SandboxContract:
     """The contract of a sandbox, a test per behaviour. Subclass it as ``class TestMine(SandboxContract)``.
 
-    The sandboxes are started once for the class, and again where a behaviour broke one. Known failures are shown as
-    ``xfail``, and fail where they hold after all; what the sandbox has no capability for is skipped.
+    The sandboxes are started once for the class, and again if a behaviour broke one. A known failure is shown as
+    ``xfail``, and fails if it holds; behaviours outside the sandbox's capabilities are skipped.
     """
 
     sandbox: ClassVar[Any]
     """As for :func:`harbor_gym.testing.check_sandbox`: a class, a name as ``--env`` takes it, or a configuration."""
 
     known_failures: ClassVar[Mapping[str, str]] = {}
-    """Behaviour → why this kind does not do it."""
+    """Behaviour → why it does not hold for this kind of sandbox."""
 
     timeout_sec: ClassVar[float] = 120.0
     """A behaviour that takes longer, in seconds, has failed."""
@@ -59,16 +59,16 @@ class EnvContract:
     """The contract of :class:`harbor_gym.AsyncTerminalGymEnv`, a test per behaviour, for subclasses and wrappers."""
 
     known_failures: ClassVar[Mapping[str, str]] = {}
-    """Behaviour → why this environment does not do it."""
+    """Behaviour → why it does not hold for this environment."""
 
     config: ClassVar[TerminalEnvConfig | None] = None
-    """A task to check on; None is one in memory, see :func:`harbor_gym.testing.check_env`."""
+    """The task of the check; None takes an in-memory one, see :func:`harbor_gym.testing.check_env`."""
 
     timeout_sec: ClassVar[float] = 120.0
     """A behaviour that takes longer, in seconds, has failed."""
 
     def make_env(self, config: TerminalEnvConfig) -> Any:
-        """Return an environment of the configuration; override it."""
+        """Return an environment with this configuration; override this method."""
         raise NotImplementedError(f"{type(self).__name__}.make_env returns the environment to check")
 
     @pytest.mark.parametrize("behaviour", [item.name for item in ENV_BEHAVIOURS])
@@ -87,7 +87,7 @@ class EnvContract:
 
 @pytest.fixture(scope="class")
 def harbor_gym_sandbox_check(request: pytest.FixtureRequest) -> Generator[Callable[[str], Outcome]]:
-    """Yield what checks a behaviour in the sandboxes of the requesting class."""
+    """Yield the checker of behaviours, with the sandboxes of the requesting class."""
     contract = cast("type[SandboxContract]", request.cls)
     settings = Settings(contract.known_failures, probe_known_failures=True, timeout_sec=contract.timeout_sec)
     with asyncio.Runner() as runner, _opened(runner, contract.sandbox, settings) as checker:
@@ -129,7 +129,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def _lives_on(pid: int) -> bool:
-    """Return whether a process lives as long as this one: what starts local sandboxes, and Python's for semaphores."""
+    """Return whether a process lives as long as this one: our fork server, or Python's resource tracker."""
     from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # pyright: ignore[reportPrivateUsage]  # nothing public has it

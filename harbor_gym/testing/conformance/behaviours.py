@@ -1,4 +1,4 @@
-"""Behaviours: small named checks of one property each, and the functions they are written with."""
+"""Behaviours: small named checks of one property each, and the helper functions for writing them."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ class Violation(AssertionError):
 
 
 class NotApplicable(Exception):
-    """The subject declares by its own capabilities that it doesn't do this at all."""
+    """The subject's declared capabilities exclude this behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour[S]:
-    """One property, and the check of it."""
+    """One property and its check."""
 
     name: str
     family: str
@@ -33,11 +33,11 @@ class Behaviour[S]:
     check: Check[S]
 
     alone: bool = False
-    """It changes what others would notice, so it is never checked beside them."""
+    """The check changes state that other checks would notice, so it never runs concurrently with them."""
 
 
 class Family[S](list[Behaviour[S]]):
-    """The behaviours of one kind, in the order in which they are written."""
+    """The behaviours of one kind, in source order."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Family[S](list[Behaviour[S]]):
         return self._add(check, alone=False)
 
     def behaviour_alone(self, check: Check[S]) -> Check[S]:
-        """Add a check that changes what others would notice."""
+        """Add a check that never runs concurrently with others."""
         return self._add(check, alone=True)
 
     def _add(self, check: Check[S], *, alone: bool) -> Check[S]:
@@ -60,10 +60,10 @@ class Family[S](list[Behaviour[S]]):
 def select[S](
     behaviours: Sequence[Behaviour[S]], *, only: Collection[str] | None, known_failures: Mapping[str, str]
 ) -> list[Behaviour[S]]:
-    """Return the behaviours called ``only``, or of a family called so; all of them for None.
+    """Return the behaviours whose name or family is in ``only``; all of them for None.
 
     Raises:
-        UsageError: A name in ``only`` or ``known_failures`` is no behaviour's, so it would silently mean nothing.
+        UsageError: A name in ``only`` or ``known_failures`` belongs to no behaviour.
     """
     names = {item.name for item in behaviours}
     families = {item.family for item in behaviours}
@@ -76,13 +76,13 @@ def select[S](
 async def observe[S](
     behaviour: Behaviour[S], subject: S, *, known_failures: str | None, probe_known_failures: bool, timeout_sec: float
 ) -> Outcome:
-    """Check one behaviour. An exception in it is its outcome.
+    """Check one behaviour; an exception of the check becomes its outcome.
 
     Args:
-        behaviour: What to check.
-        subject: On what.
-        known_failures: Why this is known not to hold; None: it must hold.
-        probe_known_failures: Check that too: if it does hold, the record is out of date, and that is a failure.
+        behaviour: The behaviour to check.
+        subject: The sandbox or environment under test.
+        known_failures: Why the behaviour is known not to hold; None: it must hold.
+        probe_known_failures: Also check a known failure, and fail it if it holds, because its entry is out of date.
         timeout_sec: A check that takes longer has failed.
     """
     started = time.monotonic()
@@ -107,18 +107,18 @@ async def _try[S](behaviour: Behaviour[S], subject: S, timeout_sec: float) -> tu
         return Verdict.NOT_APPLICABLE, str(exc)
     except Violation as exc:
         return Verdict.FAILED, str(exc)
-    except Exception as exc:  # The boundary to the subject: whatever it raises where it shouldn't is the finding.
+    except Exception as exc:  # The boundary to the subject: any exception is the finding.
         if limit.expired():
             return Verdict.FAILED, f"it was not over after {timeout_sec:g} s"
         return Verdict.FAILED, f"{type(exc).__name__}: {exc}"
     return Verdict.PASSED, ""
 
 
-# --- what checks are written with ------------------------------------------------------------------------------------
+# --- helpers for checks ----------------------------------------------------------------------------------------------
 
 
 def expect(holds: object, message: str) -> None:
-    """Raise :class:`Violation` unless ``holds``. Unlike ``assert`` it stays under ``python -O``."""
+    """Raise :class:`Violation` unless ``holds``. Unlike ``assert``, this also works under ``python -O``."""
     if not holds:
         raise Violation(message)
 
@@ -131,10 +131,10 @@ def expect_equal(found: object, expected: object, what: str) -> None:
 
 @contextlib.contextmanager
 def refused(what: str, *kinds: type[Exception]) -> Generator[None]:
-    """Expect the block to raise one of ``kinds``, or anything at all where none is given."""
+    """Expect the block to raise one of ``kinds``, or any exception if none is given."""
     try:
         yield
-    except Exception as exc:  # The boundary to the subject: what it raises is what is asked for.
+    except Exception as exc:  # The boundary to the subject: an exception is the expected result.
         if kinds and not isinstance(exc, kinds):
             raise
         return

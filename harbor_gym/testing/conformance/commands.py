@@ -17,14 +17,14 @@ _LONG_COMMAND_BYTES = 200_000
 
 @COMMANDS.behaviour
 async def stdout_arrives_as_it_was_printed(probe: Probe) -> None:
-    """What a command prints comes back unchanged, with its spaces and final line feed."""
+    """A command's output comes back unchanged, with its spaces and final line feed."""
     result = await probe.run("echo '  two  spaces '; echo second")
     expect_equal(result.stdout, "  two  spaces \nsecond\n", "stdout")
 
 
 @COMMANDS.behaviour
 async def stderr_is_not_lost(probe: Probe) -> None:
-    """What a command prints to its error stream comes back, in ``stderr`` or merged into ``stdout``."""
+    """A command's error output comes back, in ``stderr`` or merged into ``stdout``."""
     result = await probe.run("echo complaint >&2")
     expect("complaint" in f"{result.stdout or ''}{result.stderr or ''}", "stderr came back nowhere")
 
@@ -38,14 +38,14 @@ async def stderr_is_told_apart(probe: Probe) -> None:
 
 @COMMANDS.behaviour
 async def the_exit_code_is_the_commands_own(probe: Probe) -> None:
-    """A failing command is an answer and no exception; its status comes back as it is."""
+    """A failing command returns its exit status unchanged and raises no exception."""
     for code in (0, 1, 37, 255):
         expect_equal((await probe.run(f"exit {code}")).return_code, code, "return_code")
 
 
 @COMMANDS.behaviour
 async def a_death_by_signal_is_128_and_the_signal(probe: Probe) -> None:
-    """A command that a signal killed has the status that shells give it."""
+    """A command killed by a signal has the exit status that shells report: 128 plus the signal's number."""
     expect_equal((await probe.run("kill -TERM $$")).return_code, 143, "return_code after SIGTERM")
 
 
@@ -59,7 +59,7 @@ async def commands_are_read_by_bash(probe: Probe) -> None:
 
 @COMMANDS.behaviour
 async def silence_is_empty_output(probe: Probe) -> None:
-    """A command that prints nothing has empty streams (or None), not some text about that."""
+    """A command that prints nothing has empty streams (or None), without any text about the silence."""
     result = await probe.run("true")
     expect_equal((result.stdout or "", result.stderr or ""), ("", ""), "stdout and stderr of `true`")
 
@@ -84,7 +84,7 @@ async def unicode_goes_in_and_out(probe: Probe) -> None:
 
 @COMMANDS.behaviour
 async def bytes_that_are_no_text_are_replaced(probe: Probe) -> None:
-    """Output that is not UTF-8 neither raises nor cuts what follows: U+FFFD stands for what can't be read."""
+    """Output that is not UTF-8 neither raises nor loses the rest: U+FFFD replaces the undecodable bytes."""
     expect_equal(await probe.output(r"printf 'a\xffb'"), "a\ufffdb", "stdout")
 
 
@@ -104,13 +104,13 @@ async def long_commands_are_run(probe: Probe) -> None:
 
 @COMMANDS.behaviour
 async def stdin_is_empty(probe: Probe) -> None:
-    """A command that reads its input finds the end of it, and not a wait."""
+    """A command that reads its input gets end-of-file at once."""
     expect_equal(await probe.output("cat; echo ended", timeout_sec=20), "ended", "stdout")
 
 
 @COMMANDS.behaviour
 async def a_nul_is_refused_and_harms_nothing(probe: Probe) -> None:
-    """A NUL can't be in a command: it raises or fails, and the sandbox goes on."""
+    """A command with a NUL raises or fails, and the sandbox still works afterwards."""
     try:
         result = await probe.run("echo before\0after")
     except Exception:  # any refusal will do
@@ -133,7 +133,7 @@ async def twenty_at_once_keep_their_answers_apart(probe: Probe) -> None:
 
 @ENVIRONMENT.behaviour
 async def cwd_is_the_calls(probe: Probe) -> None:
-    """``cwd`` is where the command runs."""
+    """The command runs in ``cwd``."""
     await probe.run("mkdir -p '/srv/a place'")
     expect_equal(await probe.output("pwd", cwd="/srv/a place"), "/srv/a place", "pwd")
 
@@ -154,7 +154,7 @@ async def cwd_is_the_tasks_where_it_names_one(probe: Probe) -> None:
 
 @ENVIRONMENT.behaviour
 async def a_cwd_that_is_not_there_is_refused(probe: Probe) -> None:
-    """The command does not run somewhere else instead: it raises or fails."""
+    """With a ``cwd`` that does not exist the call raises or fails; the command does not run elsewhere."""
     try:
         result = await probe.run("pwd", cwd="/no/such/place")
     except Exception:  # any refusal will do
@@ -164,14 +164,14 @@ async def a_cwd_that_is_not_there_is_refused(probe: Probe) -> None:
 
 @ENVIRONMENT.behaviour
 async def a_directory_change_ends_with_its_command(probe: Probe) -> None:
-    """Every command starts afresh: ``cd`` and variables of one are nothing to the next."""
+    """Every command starts afresh: ``cd`` and variables of one don't affect the next."""
     before = await probe.output("pwd; cd /tmp; export LEFT=over")
     expect_equal(await probe.output('pwd; echo "[$LEFT]"'), f"{before}\n[]", "the next command's state")
 
 
 @ENVIRONMENT.behaviour
 async def env_arrives_with_newlines_and_quotes(probe: Probe) -> None:
-    """Values of ``env`` arrive untouched, whatever is in them."""
+    """Values of ``env`` arrive unchanged, with any characters."""
     value = "a=b\nc \"d\" 'e' $HOME `f` \\n ü"
     expect_equal(await probe.output('echo "$VALUE"', env={"VALUE": value}), value, "the variable")
 
@@ -193,7 +193,7 @@ async def env_of_the_call_wins(probe: Probe) -> None:
 
 @ENVIRONMENT.behaviour_alone
 async def env_of_the_host_stays_out(probe: Probe) -> None:
-    """No variable of the calling process is seen inside: API keys are there."""
+    """No variable of the calling process, such as an API key, is visible inside."""
     name = "HARBOR_GYM_CHECK_SECRET"
     os.environ[name] = "hunter2"
     try:
@@ -221,7 +221,7 @@ async def a_user_goes_by_name(probe: Probe) -> None:
 
 @USERS.behaviour
 async def a_user_goes_by_uid(probe: Probe) -> None:
-    """A uid, as a number, is the user that has it."""
+    """A number as ``user`` selects the user with that uid."""
     expect_equal(await probe.output("id -un", user=UID), USER, "name")
 
 
@@ -233,7 +233,7 @@ async def a_user_goes_by_uid_and_gid(probe: Probe) -> None:
 
 @USERS.behaviour
 async def a_user_that_is_not_there_is_refused(probe: Probe) -> None:
-    """The command does not run as somebody else instead: it raises or fails."""
+    """With an unknown user the call raises or fails; the command does not run as another user."""
     try:
         result = await probe.run("id -un", user="nobody-by-this-name")
     except Exception:  # any refusal will do
@@ -243,7 +243,7 @@ async def a_user_that_is_not_there_is_refused(probe: Probe) -> None:
 
 @USERS.behaviour_alone
 async def the_default_user_counts_where_no_user_is_given(probe: Probe) -> None:
-    """``default_user``, which Harbor sets to the task's ``agent.user``, holds for calls that name no user."""
+    """``default_user``, which Harbor sets to the task's ``agent.user``, applies to calls that name no user."""
     with probe.sandbox.with_default_user(USER):
         expect_equal(await probe.output("whoami"), USER, "name by default")
         expect_equal(await probe.output("whoami", user="root"), "root", "name where one is given")
@@ -251,14 +251,14 @@ async def the_default_user_counts_where_no_user_is_given(probe: Probe) -> None:
 
 @USERS.behaviour
 async def an_ordinary_user_is_no_root(probe: Probe) -> None:
-    """A user can't write what is root's, and can write its own home and /tmp."""
+    """A user can't write root's files, and can write its own home and /tmp."""
     script = "touch /etc/mine 2>/dev/null && echo wrong; touch ~/mine /tmp/$$.mine && echo right"
     expect_equal(await probe.output(script, user=USER), "right", "what an ordinary user can write")
 
 
 @USERS.behaviour
 async def is_file_and_is_dir_ask_as_the_user(probe: Probe) -> None:
-    """``is_file(path, user)`` sees what that user can see."""
+    """``is_file(path, user)`` looks with that user's permissions."""
     await probe.output("mkdir -pm 700 /srv/own && touch /srv/own/file")
     expect(await probe.sandbox.is_file("/srv/own/file", user="root"), "root does not see its own file")
     expect(not await probe.sandbox.is_file("/srv/own/file", user=USER), f"{USER} sees a file in root's own folder")

@@ -1,4 +1,4 @@
-"""Requirements on confinement from a hostile root inside: it reaches nothing of the machine, and no verdict."""
+"""Requirements on the confinement of a hostile root: it reaches neither the machine nor the verdict."""
 
 import asyncio
 import shlex
@@ -24,7 +24,7 @@ while [ $SECONDS -lt $end ] && [ ! -e /tmp/watched ]; do
 done
 true
 """
-"""Prints each program that a process executes and that the sandbox has not; a file in memory is nobody's program."""
+"""Prints each executed program that the sandbox's files lack; files in memory are left out."""
 
 _OF_ANOTHER = ("mem", "environ", "fd/0", "root/etc/passwd", "cwd/.")
 _REACH = f"""\
@@ -36,7 +36,7 @@ for name in {" ".join(_OF_ANOTHER)}; do
 done 2>/dev/null
 true
 """
-"""Prints what can be opened of a process, as root and as the ordinary user whom root may become."""
+"""Prints the files of a process in /proc that can be opened, as root and as an ordinary user that root can become."""
 
 _REPLACED = ("bash", "sh", "test", "mkdir", "rm", "find", "chmod")
 _MARKED = """\
@@ -50,7 +50,7 @@ chmod 755 /marked && cp "$(readlink -f /bin/bash)" /usr/bin/kept && mkdir -p /us
 for name in {" ".join(_REPLACED)}; do cp -L "$(type -P $name)" /usr/lib/kept/; done
 for name in {" ".join(_REPLACED)}; do cp /marked /usr/bin/.new && mv /usr/bin/.new /usr/bin/$name; done
 """
-"""Puts in place of the programs that Harbor calls others that leave a file behind and do the same."""
+"""Replaces the programs that Harbor calls by others that leave a file behind and then do the same."""
 
 _MORE_TERMINALS_THAN_ANY_TASK_NEEDS = 256
 _MORE_FILES_THAN_ANY_TASK_NEEDS = 10_000
@@ -89,7 +89,7 @@ async def no_program_of_the_host_is_reached(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour
 async def root_inside_is_root_of_its_own_namespace(probe: Probe) -> None:
-    """A user namespace of the sandbox's own: root's rights inside are no rights on the machine."""
+    """The sandbox has a user namespace of its own: root's rights inside are no rights on the machine."""
     inside = await probe.output("readlink /proc/self/ns/user")
     outside = str(await asyncio.to_thread(Path("/proc/self/ns/user").readlink))
     expect(inside.startswith("user:["), f"the user namespace can't be determined: {inside!r}")
@@ -98,7 +98,7 @@ async def root_inside_is_root_of_its_own_namespace(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour_alone
 async def terminals_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
-    """Pseudo-terminals, of which the machine has some thousand for all, are bounded by sandbox."""
+    """Each sandbox has a limit of pseudo-terminals, of which the machine has a few thousand in all."""
     most = _MORE_TERMINALS_THAN_ANY_TASK_NEEDS
     script = (
         f"taken=0; while [ $taken -lt {most} ] && exec {{fd}}<>/dev/ptmx; do taken=$((taken + 1)); done; echo $taken"
@@ -109,7 +109,7 @@ async def terminals_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour
 async def open_files_end_at_the_processs_own_limit(probe: Probe) -> None:
-    """A process's open files, of which the machine has one number for all, are bounded, and root can't raise that."""
+    """A process has a limit of open files that root can't raise, because the machine has one limit for all."""
     most = _MORE_FILES_THAN_ANY_TASK_NEEDS
     limit = await probe.output("ulimit -Hn")
     expect(limit.isdecimal() and int(limit) < most, f"a process may open {limit} files")
@@ -119,7 +119,7 @@ async def open_files_end_at_the_processs_own_limit(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour_alone
 async def socket_buffers_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
-    """What sockets hold unread is the kernel's memory and counts: with ``memory_mb`` it is bounded."""
+    """Unread data in sockets is kernel memory, and counts towards ``memory_mb``."""
     most = 2 * _SMALL_MB
     async with probe.small(_SMALL_MB) as sandbox:
         result = await probe.run(f"perl -e {shlex.quote(_FILL_SOCKETS)} {most << 20}", sandbox=sandbox)
@@ -131,7 +131,7 @@ async def socket_buffers_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour
 async def the_first_process_is_closed(probe: Probe) -> None:
-    """Root inside can't write into the memory of the sandbox's first process, which every cleaning spares."""
+    """Root inside can't write to the memory of the sandbox's first process, which every clean-up spares."""
     await probe.output("exec 3<>/proc/self/mem")
     result = await probe.run("exec 3<>/proc/1/mem")
     expect(result.return_code != 0, "/proc/1/mem was opened for writing")
@@ -139,7 +139,7 @@ async def the_first_process_is_closed(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour
 async def the_kernels_memory_is_hidden(probe: Probe) -> None:
-    """What /proc shows of the whole machine's memory, keys and timers reads as empty, or can't be read."""
+    """The files of /proc about the machine's memory, keys and timers are empty or can't be read."""
     for name in _HIDDEN:
         read = await probe.run(f"head -c 16 /proc/{name} 2>/dev/null | wc -c")
         expect_equal((read.stdout or "").strip(), "0", f"bytes read of /proc/{name}")
@@ -147,7 +147,7 @@ async def the_kernels_memory_is_hidden(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour
 async def system_calls_are_filtered(probe: Probe) -> None:
-    """Commands run under a system call filter, and make no namespaces, in which they would have all rights."""
+    """Commands run under a system call filter and can't make namespaces, in which they would have all rights."""
     expect_equal(await probe.output("grep '^Seccomp:' /proc/self/status | tr -d '\\t'"), "Seccomp:2", "the filter")
     for kind in ("user", "mount", "net"):
         result = await probe.run(f"unshare --{kind} true")
@@ -156,7 +156,7 @@ async def system_calls_are_filtered(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour_alone
 async def no_program_inside_takes_part_in_transfers(probe: Probe) -> None:
-    """Uploads and downloads run nothing of the sandbox: a replaced ``tar`` is not called, and its words not parsed."""
+    """Uploads and downloads run no program of the sandbox: a replaced ``tar`` is not called, nor its output parsed."""
     names = "tar cat mkdir chmod chown find gzip cp"
     mark = 'printf \'#!/bin/bash\\necho x >> /tmp/called\\nexec -a "${0##*/}" /usr/bin/"${0##*/}" "$@"\\n\''
     replace = f"for name in {names}; do {mark} > /usr/local/bin/$name; /usr/bin/chmod 755 /usr/local/bin/$name; done"
@@ -175,7 +175,7 @@ async def no_program_inside_takes_part_in_transfers(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour_alone
 async def a_verifier_sees_the_image_and_what_counts(probe: Probe) -> None:
-    """A verifier can be given a view with the image's files as they were, and of the sandbox's only chosen paths."""
+    """A verifier can get a view with the original files of the image and only chosen paths of the sandbox's."""
     sandbox = probe.sandbox
     expect(isinstance(sandbox, SupportsVerifierView), "it has no view for a verifier (enter_verifier_view)")
     assert isinstance(sandbox, SupportsVerifierView)
@@ -192,7 +192,7 @@ async def a_verifier_sees_the_image_and_what_counts(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour_alone
 async def what_ran_before_the_policy_is_closed_to_it(probe: Probe) -> None:
-    """After the first baseline root opens neither memory nor files of what ran before, which the clean-up spares."""
+    """After the first baseline root opens neither memory nor files of earlier processes, which the clean-up spares."""
     sandbox = await probe.fresh()
     expect(isinstance(sandbox, SupportsCleanUp), "it takes no baseline by itself (clean_up)")
     assert isinstance(sandbox, SupportsCleanUp)
@@ -206,7 +206,7 @@ async def what_ran_before_the_policy_is_closed_to_it(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour_alone
 async def a_verifier_is_closed_to_all_outside_of_its_view(probe: Probe) -> None:
-    """A process outside of the view opens neither memory nor files of commands in it, whoever runs these."""
+    """A process outside the view opens neither memory nor files of commands in it, as any user."""
     sandbox = await probe.fresh()
     expect(isinstance(sandbox, SupportsCleanUp), "it takes no baseline by itself (clean_up)")
     expect(isinstance(sandbox, SupportsVerifierView), "it has no view for a verifier (enter_verifier_view)")
@@ -222,7 +222,7 @@ async def a_verifier_is_closed_to_all_outside_of_its_view(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour_alone
 async def no_program_inside_takes_part_in_directory_calls(probe: Probe) -> None:
-    """``is_dir``, ``is_file``, ``ensure_dirs``, ``empty_dirs`` and ``reset_dirs`` run nothing of the sandbox."""
+    """``is_dir``, ``is_file``, ``ensure_dirs``, ``empty_dirs`` and ``reset_dirs`` run no program of the sandbox."""
     sandbox = await probe.fresh()
     await probe.output(_REPLACE, sandbox=sandbox, user="root")
     await sandbox.ensure_dirs(["/made/first"])
@@ -264,7 +264,7 @@ stat -c %a /opt/set /etc/set; ls -A /srv/trap; ls -d /tmp/set /etc/issue 2>/dev/
 
 @CONFINEMENT.behaviour_alone
 async def a_set_up_runs_with_the_images_programs(probe: Probe) -> None:
-    """A later step can be prepared in a view, and what that writes is the policy's then: through no link of its."""
+    """A later step can be prepared in a view; its files are copied to the policy's, through no link of the policy."""
     sandbox = probe.sandbox
     expect(isinstance(sandbox, SupportsSetUpView), "it has no view for a set-up (enter_set_up_view)")
     assert isinstance(sandbox, SupportsSetUpView)

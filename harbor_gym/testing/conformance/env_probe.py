@@ -1,4 +1,4 @@
-"""The environments that the checks of an environment make, and the vocabulary of those checks."""
+"""Environments for the checks of ``check_env``, and the helper functions of those checks."""
 
 import contextlib
 import math
@@ -16,7 +16,7 @@ FAKE_SANDBOX = "harbor_gym.testing:FakeEnvironment"
 
 
 class GymEnv(Protocol):
-    """The checked part of an environment: Gymnasium's methods, asynchronous."""
+    """The checked methods of an environment: Gymnasium's, asynchronous."""
 
     async def reset(self) -> tuple[str, ResetInfo]:
         """Start an episode."""
@@ -43,12 +43,12 @@ class EnvProbe:
         self._config = config or TerminalEnvConfig(task_dir=write_tiny_task(directory / "task"), sandbox=FAKE_SANDBOX)
 
     def make(self, **settings: Any) -> GymEnv:
-        """Make an environment of the configuration with ``settings`` on top."""
+        """Make an environment of the configuration, with ``settings`` in place of its own."""
         calm = {"action_format": ActionFormat.KEYSTROKES, "max_turns": None, "time_limit_sec": None}
         return self._make_env(self._config.model_copy(update={**calm, **settings}))
 
     def make_failing(self, **fail: int) -> GymEnv:
-        """Make one whose sandbox is a fake that fails at the given point."""
+        """Make an environment with a fake sandbox that fails at the given point."""
         return self.make(sandbox=FAKE_SANDBOX, sandbox_options={"fail": fail})
 
     @contextlib.asynccontextmanager
@@ -63,7 +63,7 @@ class EnvProbe:
 
 
 def write_tiny_task(task_dir: str | Path) -> Path:
-    """Write the smallest task that Harbor takes; return its folder."""
+    """Write the smallest task that Harbor accepts, and return its folder."""
     task_dir = Path(task_dir)
     for name, text in {
         "task.toml": 'schema_version = "1.4"\n[task]\nname = "harbor-gym/tiny"\n',
@@ -86,7 +86,7 @@ def check_text(text: object, what: str) -> None:
 
 
 def check_info(info: Mapping[str, Any], *required: str) -> None:
-    """Check every key against :class:`EpisodeInfo`, and that ``required`` and what that requires are there."""
+    """Check types against :class:`EpisodeInfo`, and that ``info`` has its required keys and those of ``required``."""
     hints = typing.get_type_hints(EpisodeInfo, include_extras=False)
     for key, value in info.items():
         if key in hints:
@@ -112,7 +112,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def check_step(step: Step) -> Step:
-    """Expect what ``step`` returns, of the right types; return it."""
+    """Check the types of a result of ``step``, and return it."""
     observation, reward, done, info = step
     check_text(observation, "the observation")
     for value, kind, name in ((reward, float, "the reward"), (done, bool, "done")):
@@ -123,7 +123,7 @@ def check_step(step: Step) -> Step:
 
 
 def check_done(step: Step) -> EndInfo:
-    """Expect the end of an episode with all that belongs to it; return its ``info``."""
+    """Check the end of an episode, and return its ``info``."""
     *_, done, info = check_step(step)
     expect(done, "the episode should be over")
     check_info(info, *EndInfo.__required_keys__)

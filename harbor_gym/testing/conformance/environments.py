@@ -13,7 +13,7 @@ from harbor_gym.testing.conformance.episodes import EPISODES, FAILURES, ORDER
 from harbor_gym.testing.conformance.report import Report
 
 ENV_BEHAVIOURS: tuple[Behaviour[EnvProbe], ...] = (*ORDER, *EPISODES, *FAILURES)
-"""What every environment is asked for, in this order."""
+"""The behaviours of every environment, in order of checking."""
 
 
 async def check_env(
@@ -40,7 +40,7 @@ async def check_env(
         timeout_sec: A behaviour that takes longer has failed.
 
     Returns:
-        One outcome per behaviour. What a behaviour raises is its outcome.
+        One outcome per behaviour; an exception of a behaviour becomes its outcome.
 
     Raises:
         UsageError: There is no such behaviour.

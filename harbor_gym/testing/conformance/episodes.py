@@ -18,7 +18,7 @@ FAILURES = Family[EnvProbe]("failures")
 
 @ORDER.behaviour
 async def reset_brings_text_and_info(probe: EnvProbe) -> None:
-    """``reset`` returns the terminal's text, and ``info`` with the instruction and what its type requires."""
+    """``reset`` returns the terminal's text, and ``info`` with the instruction and every key that its type requires."""
     env = probe.make()
     try:
         observation, info = await env.reset()
@@ -70,7 +70,7 @@ async def two_steps_at_once_are_refused(probe: EnvProbe) -> None:
 
 @ORDER.behaviour
 async def a_wrong_action_is_refused_and_changes_nothing(probe: EnvProbe) -> None:
-    """What is neither text nor commands raises ``UsageError`` before anything happens; the episode goes on."""
+    """An action that is neither text nor commands raises ``UsageError`` first of all, and the episode goes on."""
     async with probe.running() as env:
         for action in (["ls\n"], [("ls\n", -1.0)], None):
             with refused(f"the action {action!r}", UsageError):
@@ -81,7 +81,7 @@ async def a_wrong_action_is_refused_and_changes_nothing(probe: EnvProbe) -> None
 
 @ORDER.behaviour
 async def close_is_idempotent(probe: EnvProbe) -> None:
-    """``close`` can be called in any state and again; nothing but ``close`` works afterwards."""
+    """``close`` can be called in any state, repeatedly; afterwards only ``close`` works."""
     unused = probe.make()
     await unused.close()
     async with probe.running() as env:
@@ -93,13 +93,13 @@ async def close_is_idempotent(probe: EnvProbe) -> None:
 
 @ORDER.behaviour
 async def a_reset_after_done_is_fresh(probe: EnvProbe) -> None:
-    """The next episode's sandbox knows nothing of the last one's, and counting starts again."""
+    """The next episode has a fresh sandbox, and its turns are counted from the start."""
     await _expect_fresh(probe, ends_first=True)
 
 
 @ORDER.behaviour
 async def a_reset_in_an_episode_is_fresh(probe: EnvProbe) -> None:
-    """``reset`` while an episode runs ends that and starts another one in a fresh sandbox."""
+    """``reset`` during an episode ends it and starts another one in a fresh sandbox."""
     await _expect_fresh(probe, ends_first=False)
 
 
@@ -140,7 +140,7 @@ async def state_goes_on_from_step_to_step(probe: EnvProbe) -> None:
 
 @EPISODES.behaviour
 async def several_commands_are_one_turn(probe: EnvProbe) -> None:
-    """A list of commands is typed in order, and its effects are one observation."""
+    """A list of commands is typed in order, and one observation shows all their effects."""
     async with probe.running() as env:
         observation, *_, info = check_step(await env.step([("echo o''ne\n", 10.0), ("echo t''wo\n", 10.0)]))
         lines = observation.splitlines()
@@ -150,7 +150,7 @@ async def several_commands_are_one_turn(probe: EnvProbe) -> None:
 
 @EPISODES.behaviour
 async def an_unreadable_action_does_nothing_and_says_why(probe: EnvProbe) -> None:
-    """Nothing of it is executed; the observation and ``info["parse_error"]`` state what was wrong."""
+    """An unreadable message executes nothing; the observation and ``info["parse_error"]`` state the fault."""
     json_format = {"action_format": ActionFormat.TERMINUS_JSON, "max_consecutive_parse_failures": 3}
     async with probe.running(**json_format) as env:
         observation, _, done, info = check_step(await env.step("touch made-by-mistake\n"))
@@ -163,7 +163,7 @@ async def an_unreadable_action_does_nothing_and_says_why(probe: EnvProbe) -> Non
 
 @EPISODES.behaviour
 async def unreadable_actions_end_the_episode_in_the_end(probe: EnvProbe) -> None:
-    """As many in a row as the configuration allows, and the episode is verified and over."""
+    """After as many unreadable messages in a row as the configuration allows, the episode ends and is verified."""
     json_format = {"action_format": ActionFormat.TERMINUS_JSON, "max_consecutive_parse_failures": 2}
     async with probe.running(**json_format) as env:
         await env.step("not json")
@@ -184,7 +184,7 @@ async def a_truncation_is_verified(probe: EnvProbe) -> None:
 
 @EPISODES.behaviour
 async def a_shell_that_is_left_ends_the_episode(probe: EnvProbe) -> None:
-    """``exit`` is an ending with a name, no failure: the episode is verified."""
+    """``exit`` ends the episode without a failure: it has an end reason and is verified."""
     async with probe.running() as env:
         info = check_done(await env.step([("exit\n", 10.0)]))
         expect_equal((info.get("end_reason"), info.get("truncated")), (EndReason.SESSION_ENDED, False), "the ending")
@@ -201,7 +201,7 @@ async def done_has_its_metrics(probe: EnvProbe) -> None:
 
 @EPISODES.behaviour
 async def an_observation_keeps_its_budget(probe: EnvProbe) -> None:
-    """However much is printed, the observation has at most ``max_observation_bytes``, and what it omits is reported."""
+    """An observation has at most ``max_observation_bytes``, and ``info`` reports how much is left out."""
     budget = 1000
     async with probe.running(terminal=TerminalConfig(max_observation_bytes=budget)) as env:
         line = "číslo " * 12
@@ -213,7 +213,7 @@ async def an_observation_keeps_its_budget(probe: EnvProbe) -> None:
 
 @EPISODES.behaviour
 async def an_observation_is_plain_text(probe: EnvProbe) -> None:
-    """Colours, bells and bytes that are no text leave no control characters in the observation."""
+    """Colours, bells and bytes that are not text leave no control characters in the observation."""
     async with probe.running() as env:
         script = r"printf 'p\033[31mred\033[0m\a\b\377q\n'" + "\n"
         observation, *_ = check_step(await env.step([(script, 10.0)]))
@@ -248,7 +248,7 @@ async def a_sandbox_that_does_not_start_raises(probe: EnvProbe) -> None:
 
 @FAILURES.behaviour
 async def a_sandbox_that_is_lost_raises(probe: EnvProbe) -> None:
-    """``step`` raises an error that is marked ``is_infrastructure``; it is no reward and no observation."""
+    """``step`` raises an error that is marked ``is_infrastructure``, and returns no reward and no observation."""
     await _expect_infrastructure(probe.make_failing(exec=2), "true\n", "true\n")
 
 

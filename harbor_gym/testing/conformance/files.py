@@ -32,28 +32,28 @@ async def _download(probe: Probe, path: str) -> bytes:
 
 @UPLOADS.behaviour
 async def a_file_arrives_byte_for_byte(probe: Probe) -> None:
-    """``upload_file`` brings every byte, whatever it is."""
+    """``upload_file`` transfers every byte value unchanged."""
     await probe.sandbox.upload_file(await _file(probe, _BINARY), "/srv/binary")
     expect_equal(await _download(probe, "/srv/binary"), _BINARY, "the file's content")
 
 
 @UPLOADS.behaviour
 async def an_uploaded_file_is_what_commands_see(probe: Probe) -> None:
-    """Transfers and commands look at the same file system."""
+    """Transfers and commands share one file system."""
     await probe.sandbox.upload_file(await _file(probe, b"seen\n"), "/srv/seen")
     expect_equal(await probe.output("cat /srv/seen"), "seen", "what cat sees")
 
 
 @UPLOADS.behaviour
 async def a_files_folder_is_made_on_the_way(probe: Probe) -> None:
-    """``upload_file`` makes the folders of its target."""
+    """``upload_file`` makes the parent folders of its target."""
     await probe.sandbox.upload_file(await _file(probe, b"deep\n"), "/srv/new/deep/file")
     expect_equal(await probe.output("cat /srv/new/deep/file"), "deep", "the file's content")
 
 
 @UPLOADS.behaviour
 async def an_upload_overwrites(probe: Probe) -> None:
-    """A file that is there already is replaced, also by a shorter one."""
+    """An existing file is replaced, also by a shorter one."""
     for content in (b"a longer first text\n", b"short\n"):
         await probe.sandbox.upload_file(await _file(probe, content), "/srv/again")
     expect_equal(await probe.output("cat /srv/again"), "short", "the file's content")
@@ -61,7 +61,7 @@ async def an_upload_overwrites(probe: Probe) -> None:
 
 @UPLOADS.behaviour
 async def an_executable_stays_one(probe: Probe) -> None:
-    """A file's execute permission comes along, in ``upload_file`` and in ``upload_dir``."""
+    """``upload_file`` and ``upload_dir`` keep a file's execute permission."""
     script = await _file(probe, b"#!/bin/sh\necho ran\n", name="run.sh", mode=0o755)
     await probe.sandbox.upload_file(script, "/srv/run-file.sh")
     await probe.sandbox.upload_dir(script.parent, "/srv/run-dir")
@@ -70,7 +70,7 @@ async def an_executable_stays_one(probe: Probe) -> None:
 
 @UPLOADS.behaviour
 async def an_empty_file_arrives(probe: Probe) -> None:
-    """A file without content is a file."""
+    """An empty file is transferred as an empty file."""
     await probe.sandbox.upload_file(await _file(probe, b""), "/srv/empty")
     expect(await probe.sandbox.is_file("/srv/empty"), "the empty file is not there")
     expect_equal(await _download(probe, "/srv/empty"), b"", "the file's content")
@@ -78,7 +78,7 @@ async def an_empty_file_arrives(probe: Probe) -> None:
 
 @UPLOADS.behaviour
 async def a_large_file_goes_there_and_back(probe: Probe) -> None:
-    """Eight megabytes arrive whole in both directions."""
+    """Eight megabytes arrive complete in both directions."""
     content = os.urandom(_LARGE_BYTES)
     await probe.sandbox.upload_file(await _file(probe, content), "/srv/large")
     back = hashlib.sha256(await _download(probe, "/srv/large")).hexdigest()
@@ -87,7 +87,7 @@ async def a_large_file_goes_there_and_back(probe: Probe) -> None:
 
 @UPLOADS.behaviour
 async def odd_names_are_names(probe: Probe) -> None:
-    """Spaces, quotes, line feeds, leading dashes and shell characters in names mean nothing, single or in a folder."""
+    """Spaces, quotes, line feeds, leading dashes and shell characters in names have no effect, alone or in a folder."""
     source = probe.folder()
     for number, name in enumerate(_ODD_NAMES):
         (source / name).write_text(f"{number}\n", encoding="utf-8")
@@ -102,7 +102,7 @@ async def odd_names_are_names(probe: Probe) -> None:
 
 @UPLOADS.behaviour
 async def a_folders_contents_arrive_with_all_below(probe: Probe) -> None:
-    """``upload_dir`` puts the contents into the target, which is made, with nested and empty folders."""
+    """``upload_dir`` makes the target and puts the contents into it, with nested and empty folders."""
     source = probe.folder()
     (source / "a" / "b").mkdir(parents=True)
     (source / "nothing").mkdir()
@@ -132,7 +132,7 @@ async def a_folder_is_added_to_one_that_is_there(probe: Probe) -> None:
 
 @UPLOADS.behaviour
 async def a_link_in_a_folder_reads_as_its_target(probe: Probe) -> None:
-    """A relative link in an uploaded folder is kept or replaced by what it leads to: it reads the same."""
+    """A relative link in an uploaded folder is kept, or replaced by its target: it reads the same."""
     source = probe.folder()
     (source / "real").write_text("content\n", encoding="utf-8")
     (source / "link").symlink_to("real")
@@ -142,7 +142,7 @@ async def a_link_in_a_folder_reads_as_its_target(probe: Probe) -> None:
 
 @UPLOADS.behaviour
 async def an_upload_that_has_no_source_raises(probe: Probe) -> None:
-    """A source that is not there is an error, of ``upload_file`` and of ``upload_dir``."""
+    """``upload_file`` and ``upload_dir`` raise if the source does not exist."""
     missing = probe.folder() / "missing"
     with refused("upload_file of a missing file"):
         await probe.sandbox.upload_file(missing, "/srv/x")
@@ -152,7 +152,7 @@ async def an_upload_that_has_no_source_raises(probe: Probe) -> None:
 
 @UPLOADS.behaviour
 async def an_upload_follows_no_link_to_the_host(probe: Probe) -> None:
-    """A link planted inside, which names a folder of the host, does not make an upload write there."""
+    """A link planted in the sandbox to a folder of the host does not make an upload write there."""
     outside = probe.folder()
     await probe.output(f"ln -sfn {outside} /srv/trap")
     with contextlib.suppress(Exception):  # to refuse is as good
@@ -165,14 +165,14 @@ async def an_upload_follows_no_link_to_the_host(probe: Probe) -> None:
 
 @DOWNLOADS.behaviour
 async def a_file_comes_back_byte_for_byte(probe: Probe) -> None:
-    """``download_file`` brings what commands wrote."""
+    """``download_file`` returns a file that a command wrote."""
     await probe.output(r"printf 'a\0b\377\r\n' > /srv/written")
     expect_equal(await _download(probe, "/srv/written"), b"a\0b\xff\r\n", "the file's content")
 
 
 @DOWNLOADS.behaviour
 async def a_download_overwrites(probe: Probe) -> None:
-    """A file of the host that is there already is replaced, also by a shorter one."""
+    """An existing file of the host is replaced, also by a shorter one."""
     await probe.output("echo short > /srv/fresh")
     target = await _file(probe, b"a longer text that was here before\n")
     await probe.sandbox.download_file("/srv/fresh", target)
@@ -181,7 +181,7 @@ async def a_download_overwrites(probe: Probe) -> None:
 
 @DOWNLOADS.behaviour
 async def a_folder_comes_back_with_all_below(probe: Probe) -> None:
-    """``download_dir`` puts the contents into the target, which is made, with nested and empty folders and modes."""
+    """``download_dir`` makes the target and puts the contents into it, with nested and empty folders and modes."""
     await probe.output("mkdir -p /srv/out/a/b /srv/out/nothing; echo 1 > /srv/out/a/b/leaf; echo 2 > /srv/out/run.sh")
     await probe.output("chmod 755 /srv/out/run.sh; chmod 644 /srv/out/a/b/leaf")
     back = probe.folder() / "made" / "on the way"
@@ -206,7 +206,7 @@ async def a_downloaded_folder_is_added_to_one_that_is_there(probe: Probe) -> Non
 
 @DOWNLOADS.behaviour
 async def a_download_without_a_source_raises(probe: Probe) -> None:
-    """A source that is not there is an error, of ``download_file`` and of ``download_dir``: no empty file stands in."""
+    """``download_file`` and ``download_dir`` raise if the source does not exist, and make no empty file instead."""
     back = probe.folder()
     with refused("download_file of a missing file"):
         await probe.sandbox.download_file("/no/such/file", back / "file")
@@ -216,7 +216,7 @@ async def a_download_without_a_source_raises(probe: Probe) -> None:
 
 @DOWNLOADS.behaviour
 async def a_download_leads_to_nothing_of_the_host(probe: Probe) -> None:
-    """Links planted inside, to a file of the host, bring back nothing that reads as that file."""
+    """Links planted in the sandbox to a file of the host bring back nothing of that file."""
     secret = probe.folder() / "secret"
     secret.write_text("hunter2", encoding="utf-8")
     await probe.output(f"mkdir -p /srv/bait; ln -sfn {secret} /srv/bait/link; ln -sfn {secret.parent} /srv/bait/folder")
@@ -234,7 +234,7 @@ async def a_download_leads_to_nothing_of_the_host(probe: Probe) -> None:
 
 @DOWNLOADS.behaviour
 async def a_pipe_in_a_folder_stops_no_download(probe: Probe) -> None:
-    """A FIFO among the files, which agents make, neither blocks ``download_dir`` nor loses the rest."""
+    """A FIFO among the files neither blocks ``download_dir`` nor makes it lose the rest."""
     await probe.output(
         "mkdir -p /srv/piped; [ -e /srv/piped/pipe ] || mkfifo /srv/piped/pipe; echo 1 > /srv/piped/file"
     )
@@ -245,7 +245,7 @@ async def a_pipe_in_a_folder_stops_no_download(probe: Probe) -> None:
 
 @DOWNLOADS.behaviour
 async def a_download_can_leave_files_out(probe: Probe) -> None:
-    """``download_dir_with_exclusions`` brings all but what the patterns name: Harbor collects artifacts with it."""
+    """``download_dir_with_exclusions``, by which Harbor collects artifacts, skips the files that match the patterns."""
     await probe.output("mkdir -p /srv/some/cache; echo 1 > /srv/some/file; echo 2 > /srv/some/cache/big")
     back = probe.folder() / "back"
     back.mkdir()
@@ -256,7 +256,7 @@ async def a_download_can_leave_files_out(probe: Probe) -> None:
 
 @DOWNLOADS.behaviour
 async def is_file_and_is_dir_tell_kinds_apart(probe: Probe) -> None:
-    """A file is no folder, a folder no file, and what is missing neither, whatever its name."""
+    """``is_file`` and ``is_dir`` tell files, folders and missing paths apart, with any name."""
     await probe.output("mkdir -p '/srv/kinds/a dir'; echo x > \"/srv/kinds/it's a file\"")
     for path, file, folder in (
         ("/srv/kinds/a dir", False, True),

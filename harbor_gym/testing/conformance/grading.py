@@ -1,4 +1,4 @@
-"""Requirements on a sandbox's grading, whatever its policy did: each is checked in a sandbox of its own."""
+"""Requirements on grading after a hostile policy, each checked in a sandbox of its own."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -23,7 +23,7 @@ _DIRS = VerifierDirsReset((PurePosixPath("/logs/verifier"), PurePosixPath("/test
 
 @contextlib.asynccontextmanager
 async def _policys_sandbox(probe: Probe) -> AsyncGenerator[tuple[BaseEnvironment, Baseline]]:
-    """Start a sandbox with little storage, and note what it is like before its policy."""
+    """Start a sandbox with little storage, and note its state before the policy."""
     sandbox = probe.make(storage_mb=_STORAGE_MB)
     try:
         await sandbox.start(force_build=False)
@@ -34,7 +34,7 @@ async def _policys_sandbox(probe: Probe) -> AsyncGenerator[tuple[BaseEnvironment
 
 @GRADING.behaviour_alone
 async def a_workdir_is_made_again(probe: Probe) -> None:
-    """A command runs in its default workdir after that was removed, and after something else took its name."""
+    """A command runs in its default workdir after the policy removed or replaced that directory."""
     async with _policys_sandbox(probe) as (sandbox, own):
         for deed in ("rm -rf", "rm -rf /image && touch"):
             path = IMAGE_WORKDIR if deed == "rm -rf" else "/image"
@@ -45,7 +45,7 @@ async def a_workdir_is_made_again(probe: Probe) -> None:
 
 @GRADING.behaviour_alone
 async def a_user_stays_who_it_was(probe: Probe) -> None:
-    """A user goes by its name for the verifier, whatever the policy made of the sandbox's accounts."""
+    """The verifier finds a user by name after any change of the sandbox's accounts by the policy."""
     async with _policys_sandbox(probe) as (sandbox, _):
         await probe.output("sed -i s/^dev:/other:/ /etc/passwd", sandbox=sandbox)
         before = await probe.run("echo well", sandbox=sandbox, user=USER)
@@ -54,7 +54,7 @@ async def a_user_stays_who_it_was(probe: Probe) -> None:
 
 @GRADING.behaviour_alone
 async def full_storage_leaves_room_for_the_tests(probe: Probe) -> None:
-    """Tests are uploaded, and a verdict is written, where an ordinary user has filled the sandbox's storage."""
+    """Tests can be uploaded and a verdict written after an ordinary user has filled the sandbox's storage."""
     tests = probe.folder()
     (tests / "test.sh").write_text("#" * 100_000, encoding="utf-8")
     async with _policys_sandbox(probe) as (sandbox, own):

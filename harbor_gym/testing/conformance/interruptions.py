@@ -1,4 +1,4 @@
-"""Requirements on an ``exec`` that does not simply end: timeouts, cancellation, processes left running."""
+"""Requirements on an interrupted ``exec``: timeouts, cancellation, processes left running."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ _LOOKS = 200
 
 @INTERRUPTIONS.behaviour
 async def a_timeout_raises(probe: Probe) -> None:
-    """A command that is not over after ``timeout_sec`` raises, and is not reported as an ordinary result."""
+    """``exec`` raises if its command still runs after ``timeout_sec``, and returns no ordinary result."""
     with refused("a command that outlived its timeout", RuntimeError, TimeoutError, SandboxTimeoutError):
         async with asyncio.timeout(_PATIENCE_SEC + 1):
             await probe.sandbox.exec("sleep 4001", timeout_sec=1)
@@ -23,7 +23,7 @@ async def a_timeout_raises(probe: Probe) -> None:
 
 @INTERRUPTIONS.behaviour
 async def a_timed_out_command_is_dead(probe: Probe) -> None:
-    """Nothing of a timed-out command runs on inside, its children included."""
+    """No process of a timed-out command keeps running, its children included."""
     with contextlib.suppress(RuntimeError, TimeoutError, SandboxTimeoutError):
         await probe.sandbox.exec("sleep 4002 & sleep 4002; true", timeout_sec=1)
     await probe.expect_dead(4002)
@@ -31,7 +31,7 @@ async def a_timed_out_command_is_dead(probe: Probe) -> None:
 
 @INTERRUPTIONS.behaviour
 async def a_timeout_leaves_the_sandbox_usable(probe: Probe) -> None:
-    """After a timeout the next command runs as if nothing had been."""
+    """After a timeout the next command runs normally."""
     with contextlib.suppress(RuntimeError, TimeoutError, SandboxTimeoutError):
         await probe.sandbox.exec("sleep 4003", timeout_sec=1)
     expect_equal(await probe.output("echo well"), "well", "stdout of the next command")
@@ -39,7 +39,7 @@ async def a_timeout_leaves_the_sandbox_usable(probe: Probe) -> None:
 
 @INTERRUPTIONS.behaviour
 async def a_timeout_spares_the_other_commands(probe: Probe) -> None:
-    """A timeout kills its own command and no other that runs at that time."""
+    """A timeout kills its own command and no concurrent one."""
     neighbour = asyncio.ensure_future(probe.output("sleep 2; echo survived"))
     try:
         with contextlib.suppress(RuntimeError, TimeoutError, SandboxTimeoutError):
@@ -51,7 +51,7 @@ async def a_timeout_spares_the_other_commands(probe: Probe) -> None:
 
 @INTERRUPTIONS.behaviour
 async def a_command_within_its_timeout_is_left_alone(probe: Probe) -> None:
-    """A timeout that does not pass changes nothing."""
+    """A timeout that is not reached changes nothing."""
     expect_equal(await probe.output("sleep 0.2; echo done", timeout_sec=20), "done", "stdout")
 
 
@@ -80,20 +80,20 @@ async def a_cancellation_leaves_the_sandbox_usable(probe: Probe) -> None:
 
 @INTERRUPTIONS.behaviour
 async def a_cancelled_command_is_dead(probe: Probe) -> None:
-    """Nothing of a cancelled command runs on inside."""
+    """No process of a cancelled command keeps running."""
     await _cancel_command(probe, 4006)
     await probe.expect_dead(4006)
 
 
 @INTERRUPTIONS.behaviour
 async def a_process_left_behind_holds_nothing_up(probe: Probe) -> None:
-    """``exec`` is over when its shell is, even if a process in the background holds the output open."""
+    """``exec`` returns when its shell ends, even if a background process holds the output open."""
     expect_equal(await probe.output("sleep 4007 & echo started", timeout_sec=15), "started", "stdout")
 
 
 @INTERRUPTIONS.behaviour
 async def a_daemon_lives_on_between_commands(probe: Probe) -> None:
-    """What a command leaves running runs until the sandbox stops: servers live until the verifier has looked."""
+    """Background processes of a command run until the sandbox stops, so the verifier finds servers alive."""
     await probe.leave_running(4008)
     expect_equal(await probe.output("echo between"), "between", "stdout")
     expect(await probe.is_alive(4008), "the daemon did not outlive the command that started it")
@@ -101,7 +101,7 @@ async def a_daemon_lives_on_between_commands(probe: Probe) -> None:
 
 @INTERRUPTIONS.behaviour
 async def orphans_are_reaped(probe: Probe) -> None:
-    """A process whose parent is gone leaves no zombie: long episodes would run out of processes."""
+    """An orphaned process leaves no zombie; else long episodes would run out of processes."""
     await probe.output("for i in {1..10}; do (sleep 0.05 &); done")
     script = "for i in {1..40}; do n=$(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ') Z '); [ $n = 0 ] && break; "
     expect_equal(await probe.output(f"{script}sleep 0.05; done; echo $n"), "0", "zombies")

@@ -27,7 +27,7 @@ _PATIENCE_SEC = 30.0
 
 @FOLDERS.behaviour
 async def the_log_folders_are_there_for_every_user(probe: Probe) -> None:
-    """Agent, verifier and artifacts folders under /logs exist, and root as well as an ordinary user can write them."""
+    """The agent, verifier and artifacts folders under /logs exist, and root and ordinary users can write to them."""
     inside = EnvironmentPaths()
     for path in (inside.agent_dir, inside.verifier_dir, inside.artifacts_dir):
         expect(await probe.sandbox.is_dir(str(path)), f"{path} is missing")
@@ -37,7 +37,7 @@ async def the_log_folders_are_there_for_every_user(probe: Probe) -> None:
 
 @FOLDERS.behaviour_alone
 async def folders_are_made_and_emptied_as_harbor_asks(probe: Probe) -> None:
-    """``ensure_dirs`` and ``empty_dirs`` work as root, whoever the default user is, and leave the folder writable."""
+    """``ensure_dirs`` and ``empty_dirs`` work as root for any default user, and leave the folder writable."""
     with probe.sandbox.with_default_user(USER):
         await probe.sandbox.ensure_dirs(["/made/for all"])
         await probe.output("echo x > '/made/for all/file'")
@@ -48,7 +48,7 @@ async def folders_are_made_and_emptied_as_harbor_asks(probe: Probe) -> None:
 
 @FOLDERS.behaviour
 async def a_healthcheck_is_run_inside(probe: Probe) -> None:
-    """A task's healthcheck passes where its command succeeds in the sandbox, and fails after its retries."""
+    """A task's healthcheck passes if its command succeeds in the sandbox, and fails after its retries."""
     await probe.output("echo up > /tmp/health")
     quick = {"interval_sec": 0.01, "start_period_sec": 0.0, "timeout_sec": 10.0, "retries": 2}
     await probe.sandbox.run_healthcheck(HealthcheckConfig.model_validate({"command": "test -f /tmp/health", **quick}))
@@ -61,7 +61,7 @@ async def a_healthcheck_is_run_inside(probe: Probe) -> None:
 
 @LIMITS.behaviour
 async def two_sandboxes_share_no_files(probe: Probe) -> None:
-    """What one sandbox writes, another of the same image does not see."""
+    """A sandbox's writes are invisible to another sandbox of the same image."""
     other = await probe.other()
     await probe.output("echo mine > /tmp/mine; echo mine > /etc/mine")
     expect(not await other.is_file("/tmp/mine"), "a file in /tmp is seen by another sandbox")
@@ -70,7 +70,7 @@ async def two_sandboxes_share_no_files(probe: Probe) -> None:
 
 @LIMITS.behaviour
 async def two_sandboxes_share_no_processes(probe: Probe) -> None:
-    """A process of one sandbox is not seen in another."""
+    """A sandbox's processes are invisible in another sandbox."""
     other = await probe.other()
     await probe.leave_running(4011)
     expect(not await probe.is_alive(4011, sandbox=other), "a process of another sandbox is seen")
@@ -88,7 +88,7 @@ async def files_of_the_host_are_not_seen(probe: Probe) -> None:
 
 @LIMITS.behaviour
 async def no_network_is_none(probe: Probe) -> None:
-    """With ``no-network`` nothing is reached: not the host, not the host's loopback, and there is no route out."""
+    """With ``no-network`` a sandbox reaches neither the host nor its loopback, and has no route out."""
     if not probe.sandbox.capabilities.disable_internet:
         raise NotApplicable("this kind can't switch the network off (capabilities.disable_internet)")
     other = await probe.other()
@@ -128,7 +128,7 @@ async def a_stop_before_the_start_is_harmless(probe: Probe) -> None:
 
 @LIFE.behaviour
 async def a_stop_ends_what_runs(probe: Probe) -> None:
-    """An ``exec`` that is running when the sandbox stops ends soon, by an error or with a status that is not 0."""
+    """An ``exec`` that runs when the sandbox stops ends soon, by an error or with a status other than 0."""
     _, command = await probe.ended()
     await asyncio.wait([command], timeout=_PATIENCE_SEC)
     expect(command.done(), "the call of exec still waits, though its sandbox was stopped")
@@ -138,7 +138,7 @@ async def a_stop_ends_what_runs(probe: Probe) -> None:
 
 @LIFE.behaviour
 async def a_second_stop_is_harmless(probe: Probe) -> None:
-    """``stop`` can be called again, and does nothing then."""
+    """A second ``stop`` does nothing."""
     sandbox, _ = await probe.ended()
     await sandbox.stop(delete=True)
 
@@ -186,7 +186,7 @@ async def a_terminal_opens_and_answers(probe: Probe) -> None:
 
 @TERMINAL.behaviour
 async def a_terminal_is_its_users(probe: Probe) -> None:
-    """A terminal opened for a user is that user's."""
+    """A terminal opened for a user runs as that user."""
     terminal = await open_terminal(probe.sandbox, TerminalConfig(), user=USER)
     try:
         turn = await terminal.run([Command("whoami\n", 10.0)])
@@ -197,7 +197,7 @@ async def a_terminal_is_its_users(probe: Probe) -> None:
 
 @TERMINAL.behaviour
 async def a_running_program_is_interrupted_by_a_key(probe: Probe) -> None:
-    """At the deadline a command goes on running; C-c ends it and brings the prompt back."""
+    """A command keeps running after its deadline; C-c ends it and brings the prompt back."""
     terminal = await open_terminal(probe.sandbox, TerminalConfig(min_wait_sec=0.0))
     try:
         turn = await terminal.run([Command("sleep 4012\n", 0.2)])
@@ -210,7 +210,7 @@ async def a_running_program_is_interrupted_by_a_key(probe: Probe) -> None:
 
 @TERMINAL.behaviour
 async def a_closed_terminal_leaves_no_process(probe: Probe) -> None:
-    """What was started in a terminal ends with it."""
+    """Processes that were started in a terminal end with it."""
     terminal = await open_terminal(probe.sandbox, TerminalConfig())
     await terminal.run([Command("sleep 4013 &\n", 10.0)])
     await terminal.close()
@@ -219,7 +219,7 @@ async def a_closed_terminal_leaves_no_process(probe: Probe) -> None:
 
 @TERMINAL.behaviour
 async def a_terminal_in_a_stopped_sandbox_is_an_infrastructure_failure(probe: Probe) -> None:
-    """It raises an error that is marked so (``is_infrastructure``), so that it never becomes a reward."""
+    """A lost sandbox raises an error that is marked ``is_infrastructure``, so it never becomes a reward."""
     sandbox, _ = await probe.ended()
     try:
         await open_terminal(sandbox, TerminalConfig())

@@ -1,4 +1,4 @@
-"""Known failures of kinds of sandboxes, with reasons. Tests see to it that they really fail."""
+"""Known failures of kinds of sandboxes, with reasons. Tests check that they really fail."""
 
 from collections.abc import Mapping
 
@@ -93,7 +93,7 @@ CONTAINERS: Reasons = {
     ),
     **_for("Docker looks users up in the container's own /etc/passwd", "a_user_stays_who_it_was"),
 }
-"""What the rights of an ordinary Docker container leave open to root inside."""
+"""Confinement that root can break by the rights of an ordinary Docker container."""
 
 HARBORS_DOCKER: Reasons = {
     **CONTAINERS,
@@ -114,6 +114,6 @@ HARBORS_DOCKER: Reasons = {
 KNOWN_FAILURES: Mapping[str, Reasons] = {
     "harbor.environments.docker.docker:DockerEnvironment": HARBORS_DOCKER,
 }
-"""For classes that can't declare it themselves, and what derives from them: ``module:Class`` → reasons.
+"""Known failures of classes (and their subclasses) that can't declare them: ``module:Class`` → reasons.
 
-A class of yours declares it by an attribute ``known_failures``, which then stands alone."""
+A class of yours declares them by an attribute ``known_failures``, which replaces the entry here."""

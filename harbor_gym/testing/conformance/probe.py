@@ -1,4 +1,4 @@
-"""The sandboxes that one run of the sandbox check holds, and what its behaviours ask of them."""
+"""The sandboxes of one run of the sandbox check, and the operations that its behaviours use."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from harbor.models.trial.paths import EnvironmentPaths, TrialPaths
 from harbor_gym.testing.conformance.behaviours import Violation
 
 type MakeSandbox = Callable[..., BaseEnvironment]
-"""Takes the keyword arguments of Harbor's ``BaseEnvironment`` and returns one, not started: a class will do."""
+"""Takes the keyword arguments of Harbor's ``BaseEnvironment`` and returns one, not started; a class works."""
 
 IMAGE_WORKDIR = "/image/workdir"
 IMAGE_ENV = "hello image"
@@ -31,7 +31,7 @@ ENV IMAGE_SAYS="{IMAGE_ENV}"
 RUN useradd --create-home --uid {UID} --shell /bin/bash {USER} && groupadd --gid {GID} crew
 WORKDIR {IMAGE_WORKDIR}
 """
-"""The image that the behaviours know: its ENV, its WORKDIR, its user."""
+"""The image that the behaviours expect, with its ENV, WORKDIR and user."""
 
 EXEC_TIMEOUT_SEC = 30
 
@@ -56,19 +56,19 @@ class Probe:
         self._lock = asyncio.Lock()
 
     async def prepare(self) -> None:
-        """Start the standing sandbox, anew if it does not answer any more."""
+        """Start the shared sandbox, or start it anew if it no longer answers."""
         async with self._lock:
             if self._sandbox is None or not await _answers(self._sandbox):
                 self._sandbox = await self._start(self.make())
 
     @property
     def sandbox(self) -> BaseEnvironment:
-        """The standing sandbox."""
+        """The shared sandbox."""
         assert self._sandbox is not None, "prepare() comes first"
         return self._sandbox
 
     async def other(self) -> BaseEnvironment:
-        """Return a second sandbox, with a workdir of the task's own."""
+        """Return a second sandbox, whose task sets a workdir."""
         async with self._lock:
             if self._other is None:
                 can_be_offline = self.sandbox.capabilities.disable_internet
@@ -78,7 +78,7 @@ class Probe:
 
     @contextlib.asynccontextmanager
     async def small(self, memory_mb: int) -> AsyncGenerator[BaseEnvironment]:
-        """Have a sandbox of its own with this much memory, in MiB, for a block."""
+        """Start a separate sandbox with this much memory, in MiB, for a block."""
         sandbox = self.make(memory_mb=memory_mb)
         try:
             await sandbox.start(force_build=False)
@@ -87,7 +87,7 @@ class Probe:
             await sandbox.stop(delete=True)
 
     async def ended(self) -> tuple[BaseEnvironment, "asyncio.Task[ExecResult]"]:
-        """Return a third sandbox that was stopped under a running command, and that command."""
+        """Return a third sandbox that was stopped during a command, and that command."""
         async with self._lock:
             if self._ended is None:
                 sandbox = await self._start(self.make())
@@ -99,7 +99,7 @@ class Probe:
             return self._ended
 
     async def fresh(self) -> BaseEnvironment:
-        """Return a further sandbox of the caller's own, in which nothing was done yet."""
+        """Return a fresh sandbox for the caller alone."""
         return await self._start(self.make())
 
     def make(
@@ -142,12 +142,12 @@ class Probe:
         return Path(tempfile.mkdtemp(dir=self._root))
 
     async def run(self, command: str, *, sandbox: BaseEnvironment | None = None, **options: Any) -> ExecResult:
-        """Run a command in ``sandbox``, or else the standing one, with a timeout unless one is given."""
+        """Run a command in ``sandbox``, by default the shared one; there is always a timeout."""
         options.setdefault("timeout_sec", EXEC_TIMEOUT_SEC)
         return await (sandbox or self.sandbox).exec(command, **options)
 
     async def output(self, command: str, **options: Any) -> str:
-        """Return what a command prints that must succeed, without final line feeds; options as for ``run``."""
+        """Run a command that must succeed, and return its output without final line feeds; options as for ``run``."""
         result = await self.run(command, **options)
         if result.return_code != 0:
             answer = f"{result.stdout or ''}{result.stderr or ''}".strip()
@@ -155,19 +155,19 @@ class Probe:
         return (result.stdout or "").rstrip("\n")
 
     async def leave_running(self, marker: int) -> None:
-        """Start a process with ``marker`` as an argument, which outlives its command, and wait until it shows."""
+        """Start a process with ``marker`` as an argument, which outlives its command, and wait until it is visible."""
         wait = f"for i in {{1..200}}; do {_look(marker)} && exit 0; sleep 0.01; done; exit 1"
         await self.output(f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & {wait}")
 
     async def expect_dead(self, marker: int) -> None:
-        """Expect that no process has ``marker`` as an argument, at once or soon."""
+        """Expect that soon no process has ``marker`` as an argument."""
         script = f"grep -qz . /proc/self/cmdline || exit 4; for i in {{1..20}}; do {_look(marker)} || exit 0; "
         result = await self.run(f"{script}sleep 0.1; done; exit 3")
         if result.return_code != 0:
             raise Violation("the process still runs inside" if result.return_code == 3 else "processes can't be seen")
 
     async def is_alive(self, marker: int, *, sandbox: BaseEnvironment | None = None) -> bool:
-        """Return whether a process has ``marker`` as an argument, in ``sandbox`` or else the standing one."""
+        """Return whether a process has ``marker`` as an argument, in ``sandbox``, by default the shared one."""
         return (await self.run(_look(marker), sandbox=sandbox)).return_code == 0
 
     async def close(self) -> None:
@@ -181,7 +181,7 @@ class Probe:
 
 
 def _look(marker: int) -> str:
-    """Return a command that finds a process with this argument, and not itself."""
+    """Return a command that finds a process with this argument, but not itself."""
     text = str(marker)
     return f"grep -qszx '{text[:-1]}[{text[-1]}]' /proc/[0-9]*/cmdline"
 
@@ -190,7 +190,7 @@ async def _answers(sandbox: BaseEnvironment) -> bool:
     try:
         async with asyncio.timeout(EXEC_TIMEOUT_SEC):
             return (await sandbox.exec("true")).return_code == 0
-    except Exception:  # The boundary to foreign code: however it reports it, the sandbox is gone.
+    except Exception:  # The boundary to foreign code: any error means that the sandbox is gone.
         return False
 
 

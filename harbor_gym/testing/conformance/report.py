@@ -16,10 +16,10 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
     NOT_APPLICABLE = "not applicable"
-    """The subject declares by its own capabilities that it has no such thing."""
+    """The subject's declared capabilities exclude the behaviour."""
 
     KNOWN_FAILURE = "known failure"
-    """It is known not to hold, and the reason is on record."""
+    """The behaviour is known not to hold, for a recorded reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +30,30 @@ class Outcome:
     """The behaviour's name, a sentence in small letters."""
 
     family: str
-    """What it belongs to: ``commands``, ``uploads`` …"""
+    """The behaviour's family: ``commands``, ``uploads`` …"""
 
     contract: str
-    """What must hold, in a sentence or two."""
+    """The requirement, in a sentence or two."""
 
     verdict: Verdict
 
     reason: str = ""
-    """Why not, where it didn't pass."""
+    """Why the behaviour did not pass; empty if it passed."""
 
     seconds: float = 0.0
-    """How long the check took."""
+    """Duration of the check."""
 
 
 class ConformanceError(AssertionError):
-    """A behaviour that must hold does not. The message has every one of them, with its contract."""
+    """A required behaviour does not hold. The message has every such behaviour with its contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcomes of one check, in the order in which they were found."""
+    """The outcomes of one check, one per behaviour."""
 
     subject: str
-    """What was checked."""
+    """The checked sandbox or environment."""
 
     outcomes: tuple[Outcome, ...]
 
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
-        """Return what should hold and doesn't."""
+        """Return the outcomes that failed."""
         return tuple(item for item in self.outcomes if item.verdict is Verdict.FAILED)
 
     def __getitem__(self, name: str) -> Outcome:
@@ -74,7 +74,7 @@ class Report:
         raise KeyError(name)
 
     def raise_for_failures(self) -> None:
-        """Raise if anything failed, or if nothing was there to pass.
+        """Raise if a behaviour failed, or if none passed.
 
         Raises:
             ConformanceError: Its message lists what failed, why, and the contract.

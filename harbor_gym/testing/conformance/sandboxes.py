@@ -34,7 +34,7 @@ SANDBOX_BEHAVIOURS: tuple[Behaviour[Probe], ...] = (
     *isolation.TERMINAL,
     *isolation.LIFE,
 )
-"""What every sandbox is asked for, in this order."""
+"""The behaviours of every sandbox, in order of checking."""
 
 
 async def check_sandbox(
@@ -64,11 +64,11 @@ async def check_sandbox(
         timeout_sec: A behaviour that takes longer has failed.
 
     Returns:
-        One outcome per behaviour. What a behaviour raises is its outcome.
+        One outcome per behaviour; an exception of a behaviour becomes its outcome.
 
     Raises:
         UsageError: There is no such sandbox or behaviour.
-        Exception: What the sandbox raises when it can't be made or started: then nothing can be checked.
+        Exception: The sandbox's own error if it can't be made or started: then nothing can be checked.
     """
     settings = Settings(known_failures or {}, probe_known_failures, dockerfile, timeout_sec)
     async with sandbox_checker(sandbox, settings) as checker:
@@ -79,7 +79,7 @@ async def check_sandbox(
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a check; as the arguments of :func:`check_sandbox`."""
+    """The settings of a check: the arguments of :func:`check_sandbox`."""
 
     known_failures: Mapping[str, str] = field(default_factory=dict[str, str])
     probe_known_failures: bool = False
@@ -88,7 +88,7 @@ class Settings:
 
 
 class SandboxChecker:
-    """Checks single behaviours in sandboxes that it shares among them; made by :func:`sandbox_checker`."""
+    """Checks single behaviours in shared sandboxes; made by :func:`sandbox_checker`."""
 
     def __init__(self, probe: Probe, label: str, known_failures: Mapping[str, str], settings: Settings) -> None:
         self.label = label
@@ -97,7 +97,7 @@ class SandboxChecker:
         self._settings = settings
 
     async def check(self, behaviour: Behaviour[Probe]) -> Outcome:
-        """Return what one behaviour's check found; a sandbox that it broke is replaced."""
+        """Check one behaviour, and replace a sandbox that it broke."""
         while True:
             asked = self._probe.sandbox
             outcome = await observe(
@@ -111,7 +111,7 @@ class SandboxChecker:
                 break
             # One that broke the sandbox had it replaced meanwhile: what holds for half of each proves nothing.
         if outcome.verdict is Verdict.FAILED:
-            with contextlib.suppress(Exception):  # If no other one starts, that is every further outcome's reason.
+            with contextlib.suppress(Exception):  # If no new one starts, every further outcome says why.
                 await self._probe.prepare()
         return outcome
 
@@ -120,11 +120,11 @@ class SandboxChecker:
 async def sandbox_checker(
     sandbox: str | EnvironmentConfig | MakeSandbox, settings: Settings
 ) -> AsyncGenerator[SandboxChecker]:
-    """Start a sandbox to check, and stop it and its like at the end.
+    """Start a sandbox to check, and stop all sandboxes of the check at the end.
 
     Raises:
-        UsageError: There is no such sandbox, or a known failure is no behaviour's.
-        Exception: What the sandbox raises when it can't be made or started.
+        UsageError: There is no such sandbox, or a known failure names no behaviour.
+        Exception: The sandbox's own error if it can't be made or started.
     """
     make_sandbox, label = _maker(sandbox)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:

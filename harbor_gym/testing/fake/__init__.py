@@ -1,1 +1,1 @@
-"""A sandbox that exists in memory only, for tests of the code around a sandbox."""
+"""An in-memory sandbox, for tests of the code around a sandbox."""

@@ -1,4 +1,4 @@
-"""The fake's answers to the scripts by which an episode prepares a sandbox for grading. It has no processes to stop."""
+"""The fake sandbox's answers to the scripts that prepare a sandbox for grading. It has no processes to stop."""
 
 import shlex
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ _SCRIPTS = ("baseline", "stop", "open_grading", "reset_verifier_dirs", "postmort
 
 @dataclass(frozen=True)
 class FakeProcesses:
-    """A fake's report of processes that it does not have."""
+    """The report on processes that a fake sandbox pretends to have."""
 
     stopped: int = 0
     """Processes of the policy that are killed before grading."""
 
     unstoppable: int = 0
-    """Those that are still there afterwards."""
+    """Processes that survive that."""
 
     oom_kills: tuple[int, int, int] | None = None
     """Processes that the memory limit kills before the policy comes, while it acts, and while the verifier runs; None:
     the sandbox does not report them."""
 
     def killed(self, phases: int) -> str:
-        """Return how many the memory limit has killed after so many of the three phases."""
+        """Return the number of processes that the memory limit has killed after so many of the three phases."""
         return "-" if self.oom_kills is None else str(sum(self.oom_kills[:phases]))
 
 
 def answer_cleanup(command: str, content: FakeFiles, processes: FakeProcesses) -> str | None:
-    """Do what one of :mod:`harbor_gym.episode.grading.cleanup`'s scripts asks and return its answer; None otherwise."""
+    """Answer a script of :mod:`harbor_gym.episode.grading.cleanup`; return None for any other command."""
     from harbor_gym.episode.grading.breakage import sound_answer
     from harbor_gym.episode.grading.cleanup import read_script
 

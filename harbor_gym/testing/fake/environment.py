@@ -1,4 +1,4 @@
-"""A sandbox that exists in memory only, for tests of the code around a sandbox."""
+"""An in-memory sandbox, for tests of the code around a sandbox."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from harbor_gym.testing.fake.files import FakeFiles, read_tree, write_tree
 from harbor_gym.testing.fake.shell import FakeShell, Output, Program
 
 FailurePoint = Literal["start", "exec", "upload", "download", "verifier"]
-"""What a fake can be configured to fail at."""
+"""The operations that a fake can be configured to fail."""
 
 _TEST_SCRIPT = re.compile(r"^\(?/tests/test\.sh\b")
 _DEFAULT_WORKDIR = "/srv"
@@ -31,20 +31,20 @@ _STANDING_FOLDERS = ("/tmp", "/root", "/etc", "/home", "/srv")
 class FakeEnvironment(BaseEnvironment):
     """A Harbor environment without an engine: files in memory, a few words of shell, answers from a table.
 
-    It starts in no time on any system, touches nothing of this machine, and runs no process, so that even the worst
-    action does nothing. It has a terminal of its own kind. The arguments are plain data and go through
+    It starts instantly on any system, touches nothing of this machine and runs no process, so no action can do harm.
+    It has its own kind of terminal. The arguments are plain data and go through
     ``TerminalEnvConfig.sandbox_options``; for more than a table can express, override :meth:`grade` or :meth:`answer`.
 
     Args:
-        answers: Command line → what it prints, or (what it prints, its exit code). It comes before the shell.
-        files: Path → text of what is there at the start.
-        solved_when: Path → text. The task counts as solved when each of these files has that text, blanks at the
-            ends aside; the task's own tests/test.sh is not run.
-        rewards: What the verifier writes if the task is solved, a number or reward.json's keys; otherwise zeros.
-        fail: What fails, and at which call of it, counted from 1. ``start``: the sandbox does not come up; ``exec``:
-            it is lost under that command, and stays lost (the episode's own book-keeping does not count);
-            ``upload``, ``download``: that transfer; ``verifier``: it writes no reward, as one that crashes.
-        processes: What is reported of processes before grading, as :class:`FakeProcesses` has it: ``stopped``,
+        answers: Command line → its output, or (output, exit code). These answers take precedence over the shell.
+        files: Path → text of the files that exist at the start.
+        solved_when: Path → text. The task counts as solved when each of these files has that text, apart from white
+            space at the ends; the task's own tests/test.sh is not run.
+        rewards: The verifier's rewards for a solved task, a number or the keys of reward.json; otherwise all are 0.
+        fail: Operation → the number of the call that fails, counted from 1. ``start``: the sandbox does not start;
+            ``exec``: it is lost during that command, and stays lost (the episode's own commands are not counted);
+            ``upload``, ``download``: that transfer; ``verifier``: it writes no reward, like one that crashes.
+        processes: The report on processes before grading, the fields of :class:`FakeProcesses`: ``stopped``,
             ``unstoppable``, ``oom_kills``.
         delay_sec: Seconds that the start and every command take.
     """
@@ -65,7 +65,7 @@ class FakeEnvironment(BaseEnvironment):
     ) -> None:
         self.files = FakeFiles()
         self.commands: list[str] = []
-        """Every command that arrived, in order, but for the episode's own book-keeping."""
+        """Every command in order, except the episode's own."""
 
         self._answers = dict(answers or {})
         self._first_files = dict(files or {})
@@ -98,20 +98,20 @@ class FakeEnvironment(BaseEnvironment):
 
     @override
     def _validate_definition(self) -> None:
-        """Take any: there is no image."""
+        """Accept any definition: there is no image."""
 
     # --- what to override ----------------------------------------------------------------------------------------
 
     def programs(self) -> Mapping[str, Program]:
-        """Return commands of your own by name, on top of the shell's."""
+        """Return additional commands by name."""
         return {}
 
     def answer(self, command: str) -> str | Sequence[Any] | None:
-        """Return what a command line prints, or (what it prints, its exit code); None leaves it to the shell."""
+        """Return a command line's output, or (output, exit code); None leaves the command to the shell."""
         return self._answers.get(command.strip())
 
     def grade(self) -> Mapping[str, float] | None:
-        """Return the verifier's rewards; None is a verifier that writes none."""
+        """Return the verifier's rewards; None stands for a verifier that writes none."""
         solved = all((self.files.text(path) or "").strip() == text.strip() for path, text in self._solved_when.items())
         return self._rewards if solved else dict.fromkeys(self._rewards, 0.0)
 
@@ -119,10 +119,10 @@ class FakeEnvironment(BaseEnvironment):
 
     @override
     async def start(self, force_build: bool) -> None:
-        """Make the folders and files that are there at the start.
+        """Make the initial folders and files.
 
         Raises:
-            SandboxStartError: It is configured to.
+            SandboxStartError: ``fail`` says so.
         """
         await asyncio.sleep(self._delay_sec)
         if self._is_to_fail("start"):
@@ -137,7 +137,7 @@ class FakeEnvironment(BaseEnvironment):
 
     @override
     async def stop(self, delete: bool) -> None:
-        """End it, and every command in it. Idempotent."""
+        """End the sandbox and every command in it. Idempotent."""
         self._gone = "it was stopped"
         self._stopped.set()
 
@@ -150,7 +150,7 @@ class FakeEnvironment(BaseEnvironment):
         return self._fail.get(point) == self._calls[point]
 
     def require_running(self) -> None:
-        """Raise :class:`SandboxLostError` if it isn't."""
+        """Raise :class:`SandboxLostError` if the sandbox is not running."""
         if self._gone:
             raise SandboxLostError(f"the fake sandbox {self.session_id} is gone: {self._gone}")
 
@@ -169,8 +169,8 @@ class FakeEnvironment(BaseEnvironment):
 
         Raises:
             SandboxLostError: The sandbox is not running, or is configured to be lost now.
-            RuntimeError: The time was up, as Harbor's own environments raise it.
-            ValueError: There is a NUL in the command.
+            RuntimeError: The command timed out, as in Harbor's own environments.
+            ValueError: The command has a NUL.
         """
         if "\0" in command:
             raise ValueError("a command can't have a NUL in it")

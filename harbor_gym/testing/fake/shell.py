@@ -1,4 +1,4 @@
-"""A few words of shell, for sandboxes that exist in memory only. Nothing here runs a process."""
+"""A small subset of the shell for in-memory sandboxes. Nothing here runs a process."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ class Output:
     stderr: list[str] = field(default_factory=list[str])
     code: int = 0
     exited: bool = False
-    """It ended by ``exit``, and so does an interactive shell."""
+    """Whether it ended by ``exit``, which also ends an interactive shell."""
 
 
 type Words = list[str]
@@ -77,7 +77,7 @@ class FakeShell:
         return output
 
     def path(self, name: str) -> str:
-        """Return the absolute path that ``name`` means here."""
+        """Return the absolute path of ``name`` in this shell."""
         parts: list[str] = []
         for part in (PurePosixPath(self.cwd) / name).parts[1:]:
             parts = parts[:-1] if part == ".." else [*parts, part]
@@ -150,7 +150,7 @@ class FakeShell:
 
 
 class ShellExit(Exception):
-    """The script called ``exit``."""
+    """Raised by ``exit`` in a script."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _PROMPT = "$ "
 _INTERRUPTED = 130
 _TURNS = 100
-"""Turns of the event loop that a command has beside its time, so that one that waits for nothing ends on a machine that
-is late, too."""
+"""Turns of the event loop that a command gets in addition to its time, so that one without a wait also ends on a slow
+machine."""
 
 
 class FakeTerminal:
@@ -83,14 +83,14 @@ class FakeTerminal:
 
     @property
     def leftovers(self) -> Leftovers:
-        """See :attr:`harbor_gym.terminal.Terminal.leftovers`. There are no processes and no files of it."""
+        """See :attr:`harbor_gym.terminal.Terminal.leftovers`. This terminal has no processes and no files."""
         return Leftovers((), "")
 
     async def detach(self) -> None:
-        """See :meth:`harbor_gym.terminal.Terminal.detach`. It holds nothing."""
+        """See :meth:`harbor_gym.terminal.Terminal.detach`. This terminal holds nothing."""
 
     async def close(self) -> None:
-        """End what runs. Idempotent."""
+        """End the running command. Idempotent."""
         if self._running is not None:
             await cancel_and_wait(self._running)
             self._running = None
@@ -123,7 +123,7 @@ class FakeTerminal:
         self._print(_PROMPT)
 
     async def _wait(self, deadline: float) -> str:
-        """Run the lines that were typed until all are done or the time is up."""
+        """Run the typed lines until all are done or the time is up."""
         while self._running is not None or self._lines:
             if self._running is None:
                 line = self._lines.pop(0)
@@ -160,6 +160,6 @@ class FakeTerminal:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take note of a command's failure also where nobody waits for it any more."""
+    """Retrieve a command's exception even if nothing waits for it any more."""
     if not task.cancelled():
         task.exception()
