@@ -20,22 +20,22 @@ _SHOWN_STEP = 100
 _BUILD_ERROR = re.compile(
     r'^Error: building at STEP "(?P<step>(?s:.*?))": (?P<why>.*)$|^failed to solve: (?P<whole>.*)$', re.MULTILINE
 )
-"""How buildah and Docker tell which instruction failed."""
+"""The lines in which buildah and Docker name the instruction that failed."""
 
 _STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: .*\n", re.MULTILINE)
-"""How buildah tells which instruction begins."""
+"""The line in which buildah names the instruction that begins."""
 
 
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
              "--pid", "--fork", "--kill-child", "--mount-proc")  # fmt: skip
-"""In front of a tool that mounts: its mounts and processes end with it, and it ends with us, killed or not."""
+"""Prefix for a tool that mounts: its mounts and processes end with it, and it ends with us, even by SIGKILL."""
 
 TIMED_OUT = 124
-"""The exit status of a tool whose time was up, as timeout(1) has it."""
+"""The exit status of a tool that timed out, as in timeout(1)."""
 
 
 def find_program(name: str) -> str | None:
-    """Do what ``shutil.which`` does, and remember what was found as long as it is there: a start asks for several."""
+    """Like ``shutil.which``, but remembers a result while the program exists: a start looks up several."""
     known = _found.get(key := (name, os.environ.get("PATH", "")))
     if known is not None and os.access(known, os.X_OK):
         return known
@@ -46,7 +46,7 @@ def find_program(name: str) -> str | None:
 
 
 _found: dict[tuple[str, str], str] = {}
-"""Name and PATH → where the program is."""
+"""Name and PATH → path of the program."""
 
 
 async def run_tool(
@@ -66,7 +66,7 @@ async def run_tool(
         on_line: Called with each line of the output as it comes.
 
     Returns:
-        ``(TIMED_OUT, …)`` when the time was up.
+        ``(TIMED_OUT, …)`` if it timed out.
     """
     # buildah: chroot isolation needs no runtime; overlay unless the machine's own configuration chose otherwise.
     chosen = {"STORAGE_DRIVER": "overlay", **tool_environment(), "BUILDAH_ISOLATION": "chroot", **build_environment()}
@@ -105,7 +105,7 @@ async def _output(process: asyncio.subprocess.Process, on_line: Callable[[str], 
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Interrupt first, so that a builder removes what it was working on; then kill."""
+    """Interrupt first, so that a builder removes its unfinished work; then kill."""
     for number in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -116,7 +116,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def build_failure(path: Path, output: str) -> str:
-    """Return what people are told of a Dockerfile that does not build: the reason first, then what came before it.
+    """Return the error text for a Dockerfile that does not build: the reason first, then the output before it.
 
     Args:
         path: The Dockerfile.
@@ -135,5 +135,5 @@ def build_failure(path: Path, output: str) -> str:
 
 
 def tail(output: str) -> str:
-    """Return the last lines of a tool's output, where its errors are."""
+    """Return the last lines of a tool's output, which have its errors."""
     return "\n".join(output.strip().splitlines()[-_ERROR_TAIL_LINES:])

@@ -1,4 +1,4 @@
-"""A running sandbox that processes of this machine enter, as its environment sees it."""
+"""The interface of a running sandbox that processes of this machine enter."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 
 
 class Ranks:
-    """Which rank the next command of one sandbox has: the memory and files of a higher rank's processes are closed."""
+    """The rank of one sandbox's next command; processes of a higher rank have closed memory and files."""
 
     def __init__(self) -> None:
         self._has_policy = False
         self.in_view: str | None = None
-        """The rank of a command that sees a view; None where there is none."""
+        """The rank of a command that sees a view; None without a view."""
 
     @property
     def outside_of_view(self) -> str:
@@ -30,11 +30,11 @@ class Ranks:
 
     @property
     def now(self) -> str:
-        """The rank of a command that sees the files that are to be seen now."""
+        """The rank of a command that sees the current files, a view's or the sandbox's own."""
         return self.in_view or self.outside_of_view
 
     def note_work(self, work: str) -> None:
-        """Take note of a work of the clean-up: with the first baseline the sandbox becomes its policy's, for good."""
+        """Note a step of the clean-up: from the first baseline on, the sandbox belongs to its policy."""
         self._has_policy = self._has_policy or work == "baseline"
 
 
@@ -55,30 +55,30 @@ class RunningSandbox(ABC):
         self._before_policy = BeforePolicy()
         self._carriers = Carriers()
         self._asked: list[str] = []
-        """What the view was asked to carry."""
+        """The paths that the view carries."""
         self.commands = 0
-        """How many were run or prepared so far."""
+        """Number of commands run or prepared so far."""
 
     def _filled_in(self, spec: CommandSpec, rank: str) -> CommandSpec:
-        """Return a command with what only this object knows: its user's ids before the policy, and its rank."""
+        """Return a command, completed with its user's ids from before the policy and its rank."""
         self.commands += 1
         return spec._replace(identity=self._before_policy.identity(spec.user), rank=rank)
 
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether commands can still be run."""
+        """Whether commands can still run."""
 
     @abstractmethod
     def enter_argv(self, request: CommandSpec) -> list[str]:
         """Return an argument vector that runs a command with the stdio of its starter.
 
-        The command sees the sandbox's own files, also while there is a view.
+        The command sees the sandbox's own files, even during a view.
         """
 
     @abstractmethod
     async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
-        """Move files, by a process that sees the sandbox's and by ``work`` on this machine's side of the stream.
+        """Transfer files between a process that sees the sandbox's and ``work``, this machine's side of the stream.
 
         Raises:
             SandboxTimeoutError: It took too long.
@@ -87,7 +87,7 @@ class RunningSandbox(ABC):
 
     @abstractmethod
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
-        """Run one of the functions of the supervisor's ``cleanup`` module, by no program of the sandbox's.
+        """Run a function of the supervisor's ``cleanup`` module, without a program of the sandbox.
 
         Args:
             work: Its name.
@@ -104,7 +104,7 @@ class RunningSandbox(ABC):
 
     @abstractmethod
     async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
-        """Switch commands and transfers to the image as it was, with these paths as they are.
+        """Switch commands and transfers to the original image, with the sandbox's current state of these paths.
 
         Args:
             paths: What is carried; where it is not there, the view has nothing there either.
@@ -121,9 +121,9 @@ class RunningSandbox(ABC):
 
     @abstractmethod
     async def merge_view(self, *, timeout_sec: float) -> str:
-        """Copy what was written in the view to the sandbox's own files, and leave it.
+        """Copy the files written in the view to the sandbox's own, and leave the view.
 
-        What runs in the view keeps its files.
+        Processes in the view keep its files.
 
         Returns:
             Why not all could be copied; empty where all was.
@@ -135,7 +135,7 @@ class RunningSandbox(ABC):
 
     @abstractmethod
     async def written_paths(self) -> list[str]:
-        """Return the paths that were written in the sandbox since its start, or deleted: some thousand at most.
+        """Return the paths written or deleted in the sandbox since its start, a few thousand at most.
 
         Raises:
             SandboxError: They can't be listed.

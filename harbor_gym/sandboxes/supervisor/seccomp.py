@@ -35,13 +35,13 @@ _SOCKET_FAMILIES = (1, 2, 10, 16)
 _BINARY_TREE = 2
 """The kernel runs a filter for every system call number when it is installed, at each command's start."""
 _ARCHITECTURES = {"x86_64": ("amd64", "X86_64"), "aarch64": ("arm64", "AARCH64")}
-"""uname's machine: the profile's word for it and libseccomp's."""
+"""Machine by ``uname -m`` → its name in the profile and in libseccomp."""
 
 
 def missing_profile() -> str:
-    """Return what is missing to compile the filters, and how to get it; empty where nothing is."""
+    """Return the missing requirement for the filters and its remedy; empty if nothing is missing."""
     try:
-        importlib.import_module("pyseccomp")  # which loads the C library
+        importlib.import_module("pyseccomp")  # it loads the C library
     except (ImportError, RuntimeError, OSError):
         return "libseccomp is missing: apt-get install -y libseccomp2"
     if not any(path.is_file() for path in PROFILES):
@@ -87,7 +87,7 @@ def _applicable(rules: Iterable[Mapping[str, Any]], architecture: str) -> list[M
 
 
 def _refused_families() -> list[Mapping[str, Any]]:
-    """Return rules against every socket family but a few; a profile can't express "none of these"."""
+    """Return rules against all socket families but a few, because a profile can't express "none of these"."""
     last = max(_SOCKET_FAMILIES)
     conditions = [("SCMP_CMP_EQ", family) for family in range(last) if family not in _SOCKET_FAMILIES]
     return [
@@ -124,7 +124,7 @@ def _compiled(machine: str, default: tuple[str, int], rules: Sequence[Mapping[st
 
 
 def _is_known(name: str) -> bool:
-    """Return whether this libseccomp knows a call; a profile may name newer ones, which the default then refuses."""
+    """Return whether this libseccomp knows a call; newer calls in a profile are left to its default, a refusal."""
     import pyseccomp
 
     try:

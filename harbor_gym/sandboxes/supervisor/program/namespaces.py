@@ -45,12 +45,12 @@ from messages import SupervisorConfig
 READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 """Settings of the whole machine."""
 OF_INIT = ("1/oom_score_adj", "1/oom_adj")
-"""Root inside could have the first process killed before all others, and the sandbox lost with it."""
+"""By these root inside could make the kernel kill the first process, and with it the sandbox, before all others."""
 HIDDEN_PROC = (
     "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo",
     "vmallocinfo",
 )  # fmt: skip
-"""What reveals the whole machine's memory, keys and log."""
+"""Files that reveal the whole machine's memory, keys and log."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
@@ -61,17 +61,17 @@ _DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
 }
 _TTY_GROUP, MAX_TERMINALS = 5, 64
-"""The machine has some thousand pseudo-terminals for all its sandboxes."""
+"""The machine has a few thousand pseudo-terminals for all its sandboxes."""
 _SHM_BYTES = 64 << 20
 """Docker's own default for /dev/shm."""
 _BYTES_PER_FILE, _MIN_FILES = 8 << 10, 1 << 14
 """Room for as many files as a disk of the size would have, and half as many again: each takes memory of the kernel."""
 _RESERVE_PART, _LEAST_RESERVE_BYTES, _LEAST_RESERVE_FILES = 8, 64 << 20, 1 << 12
-"""What is kept for grading, above what the policy may write: for the tests, and for what they write."""
+"""The storage for grading (the tests and their output), above the policy's limit."""
 _FULL_BYTES, _FULL_FILES = 1 << 20, 1 << 6
-"""With less than this there was no room for grading."""
+"""With less than this there is no room for grading."""
 _NET_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 2147483647"}
-"""Root inside has no rights in its network namespace, and binds port 80 all the same."""
+"""Lets root inside bind port 80, although it has no rights in its network namespace."""
 _OWN = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWPID | os.CLONE_NEWCGROUP
 _REPORT_BYTES = 2000
 _UP = b"up"
@@ -95,14 +95,14 @@ class Layers(NamedTuple):
 
     @property
     def notes(self) -> str:
-        """Its further options: in a user namespace its own notes are attributes that a user may write."""
+        """Further options: in a user namespace the overlay keeps its notes in attributes that a user may write."""
         return ",userxattr" if self.is_rootless else ""
 
 
 def mount_place(config: SupervisorConfig, ids: Ids) -> None:
     """Make a private mount namespace with the memory for a sandbox's files, which becomes the working directory.
 
-    Everything written goes to memory, no more than ``storage_bytes`` of it.
+    All written files go to memory, at most ``storage_bytes``.
     """
     os.unshare(os.CLONE_NEWNS)
     mount("none", "/", None, MS_REC | MS_PRIVATE)
@@ -113,7 +113,7 @@ def mount_place(config: SupervisorConfig, ids: Ids) -> None:
 
 
 def mount_memory(place: str, storage_bytes: int, *, mode: str) -> None:
-    """Mount on a directory the memory for a sandbox's files."""
+    """Mount a tmpfs for a sandbox's files on a directory."""
     options = f"mode={mode},size={storage_bytes},nr_inodes={_files_of(storage_bytes)}"
     mount("harbor-gym", place, "tmpfs", MS_NODEV, options)
 
@@ -123,7 +123,7 @@ def _files_of(storage_bytes: int) -> int:
 
 
 def open_reserve(storage_bytes: int) -> bool:
-    """Give the memory for a sandbox's files, the working directory's, the room that is kept for grading.
+    """Enlarge the tmpfs of a sandbox's files, the working directory's, by the reserve for grading.
 
     Args:
         storage_bytes: What the policy may write.
@@ -143,7 +143,7 @@ def open_reserve(storage_bytes: int) -> bool:
 
 
 def close_reserve(storage_bytes: int) -> None:
-    """Take back what :func:`open_reserve` gave, but for what is used."""
+    """Take back the unused part of the space that :func:`open_reserve` gave."""
     state = os.statvfs(".")
     used_bytes, used_files = (state.f_blocks - state.f_bfree) * state.f_frsize, state.f_files - state.f_ffree
     with contextlib.suppress(OSError):  # a process that the task keeps has written more meanwhile
@@ -155,18 +155,18 @@ def _resize(size: int, files_count: int) -> None:
 
 
 def make_overlay_places(directory: str, ids: Ids) -> None:
-    """Make the directories that :func:`mount_overlay` needs, the sandbox's root's."""
+    """Make the directories for :func:`mount_overlay`, owned by the sandbox's root."""
     root = ids.outside(0)
     for name in ("upper", "work", "root"):
         os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
     for name in ("upper", "work"):
-        # Before the overlay is mounted, which keeps what it saw of its root.
+        # Before the mount, because the overlay keeps the owner that its root had then.
         os.chown(f"{directory}/{name}", root, root)
 
 
 def mount_root(config: SupervisorConfig, ids: Ids, user_namespace: int) -> None:
     """Mount the image's layers, each once, and the sandbox's own overlay on them, in the working directory."""
-    # Short names: what mount(2) takes as options has to fit a page, and an image may have 127 layers.
+    # Short names: the options of mount(2) must fit one page, and an image may have 127 layers.
     for number, layer in enumerate(config.layers):
         os.mkdir(str(number), 0o755)  # noqa: PTH102  # as above
         if ids.is_shifted:
@@ -192,7 +192,7 @@ def mount_overlay(layers: Layers, directory: str, *, is_plain: bool = False) -> 
 
 
 def mount_image(layers: Layers, directory: str) -> None:
-    """Make and mount ``image`` in a directory: the layers in the working directory, not to be written to."""
+    """Make and mount ``image`` in a directory: the layers in the working directory, read-only."""
     for name in ("none", "image"):
         os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # as above
     # Without an upper directory an overlay has two layers at least.
@@ -201,7 +201,7 @@ def mount_image(layers: Layers, directory: str) -> None:
 
 
 class NamespaceBuild:
-    """One sandbox in the making.
+    """Builds one sandbox.
 
     Args:
         config: The supervisor's configuration.
@@ -225,7 +225,7 @@ class NamespaceBuild:
         self._from_supervisor, self._to_builder = os.pipe()
         self._log, self._report = os.pipe()
         self._stdin, self.keep_alive = os.pipe()
-        """At the close of the second the sandbox ends."""
+        """The sandbox ends when the second is closed."""
         self._up, self._stdout = os.pipe()
         self._builder = 0
 
@@ -252,7 +252,7 @@ class NamespaceBuild:
         )
 
     def finish(self) -> int:
-        """Let the builder go on; return the process id of the sandbox's PID 1 when that runs.
+        """Let the builder go on, wait for the sandbox's PID 1, and return its process id.
 
         Raises:
             NamespaceBuildError: The kernel refuses, or a directory can't be made.
@@ -267,7 +267,7 @@ class NamespaceBuild:
         return struct.unpack("i", answer)[0]
 
     def kill(self) -> None:
-        """End what was begun, if it was not finished."""
+        """End an unfinished build."""
         if self._builder:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._builder, signal.SIGKILL)
@@ -284,7 +284,7 @@ class NamespaceBuild:
                 os.close(handle)
             self._make_network()
             if self._ids.is_shifted:
-                # What the kernel counts by user is counted for whoever makes the namespace.
+                # The kernel charges its counts by user to the user that makes the namespace.
                 become_keeping_capabilities(self._ids.outside(0), self._ids.outside(0))
             os.unshare(os.CLONE_NEWUSER)
             os.write(self._to_supervisor, b"u")
@@ -319,7 +319,7 @@ class NamespaceBuild:
 
     def _become_init(self) -> NoReturn:
         try:
-            mount("root", "root", None, MS_BIND)  # what was mounted outside can't be moved
+            mount("root", "root", None, MS_BIND)  # a mount made outside can't be moved
             dress("root", self._cgroup_mounts)
             pivot_root("root")
             files.make_directories(self._config.directories)
@@ -327,7 +327,7 @@ class NamespaceBuild:
             if self._config.has_network:
                 files.name_server(self._config.name_server)
             os.setsid()
-            # One capability more than any command has: nobody inside may look into it, or write its memory.
+            # One capability more than any command has: no process inside may inspect it or write its memory.
             bound_capabilities(CAP_SYS_PTRACE)
             for target, handle in enumerate((self._stdin, self._stdout, self._report)):
                 os.dup2(handle, target)
@@ -343,10 +343,10 @@ class NamespaceBuild:
 
 
 def dress(root: str, cgroup_mounts: list[tuple[str, str]]) -> None:
-    """Mount /dev, /proc and /sys on a root directory. In all of the sandbox's namespaces but with the old root.
+    """Mount /dev, /proc and /sys on a root directory, from inside the sandbox's namespaces but with the old root.
 
     Raises:
-        NamespaceBuildError: The image has something else than a directory in one of these places.
+        NamespaceBuildError: One of these paths in the image is not a directory.
     """
     for name in ("dev", "proc", "sys"):
         if not stat.S_ISDIR(os.lstat(f"{root}/{name}").st_mode):
@@ -369,7 +369,7 @@ def _mount_devices(directory: str) -> None:
     mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=64")
     for name in _DEVICES:
         os.close(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        # Can be written to all the same; its owner and mode are the machine's.
+        # The device stays writable; its owner and mode are the machine's.
         bind_read_only(f"/dev/{name}", f"{directory}/{name}", MS_NOSUID | MS_NOEXEC)
     for name in ("pts", "shm"):
         os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # as above

@@ -33,11 +33,11 @@ class UserNetwork:
 
     @property
     def pid(self) -> int:
-        """The process at whose end the network is gone; 0 where there is none."""
+        """The process that the network ends with; 0 if there is none."""
         return 0 if self._outsider is None else self._outsider.pid
 
     def begin(self, namespace: int) -> None:
-        """Start giving a network namespace a network; :meth:`wait` returns when it has one.
+        """Begin to connect a network namespace; :meth:`wait` returns when it has a network.
 
         Raises:
             OSError: This sandbox was not to have one, or no other.
@@ -55,12 +55,12 @@ class UserNetwork:
         self.is_open = True
 
     def wait(self) -> None:
-        """Return when the network that was begun is there.
+        """Wait for the network that was begun.
 
         Raises:
             OSError: It does not come up.
         """
-        # It answers in some ten milliseconds; meanwhile the supervisor serves nobody.
+        # It answers in about ten milliseconds; meanwhile the supervisor serves no request.
         has_answered, _, _ = select.select([self._ready], [], [], _START_TIMEOUT_SEC)
         is_ready = has_answered and os.read(self._ready, 1)
         os.close(self._ready)
@@ -74,8 +74,8 @@ class UserNetwork:
         ready, leave, log, namespace = handles
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            # It detaches its old root, and leaves what is mounted below that shared with this machine: Docker's mounts,
-            # which would go there, too.
+            # It detaches its old root; mounts below that are still shared with this machine (Docker's), and would be
+            # detached there, too.
             os.unshare(os.CLONE_NEWNS)
             mount("none", "/", None, MS_REC | MS_PRIVATE)
             os.chdir("/")
@@ -96,7 +96,7 @@ class UserNetwork:
         """End the network with every connection. Idempotent."""
         if not self.is_open or self._outsider is None:
             return
-        # In this order: a program that ends as its pipe closes would take the process that starts the next with it.
+        # In this order: a program that ends with its pipe would also end the process that starts the next one.
         self._outsider.end()
         os.close(self._exit)
         self.is_open = False

@@ -1,4 +1,4 @@
-"""A process that stays outside of a sandbox, to start another one there after its supervisor has entered."""
+"""A process that stays outside of a sandbox, to start another process there after the supervisor has entered."""
 
 import array
 import contextlib
@@ -13,14 +13,14 @@ from kernel.calls import PR_SET_PDEATHSIG, prctl
 _REQUEST_BYTES = 64
 _START, _END = b"start", b"end"
 type Become = Callable[[list[int]], NoReturn]
-"""Turns a forked process into the program, given descriptors."""
+"""Executes the program in a forked process, with the given descriptors."""
 
 
 class Outsider:
-    """Runs at most one process at a time. It ends, and the supervisor hears of it, when that process ends by itself."""
+    """Runs at most one process at a time, and ends, which the supervisor notices, when that process ends by itself."""
 
     def __init__(self, become: Become, *, is_for_one: bool) -> None:
-        """Fork. To be called before the supervisor enters the sandbox, and before it holds anything but the caller's.
+        """Fork. Call this before the supervisor enters the sandbox, and before it opens any descriptor of its own.
 
         Args:
             become: What the process to start does.
@@ -42,7 +42,7 @@ class Outsider:
         socket.send_fds(self._control, [_START], handles)
 
     def end(self) -> None:
-        """End the process, and wait for that."""
+        """End the process, and wait for its end."""
         if self._is_for_one:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it ended before
                 os.kill(self.pid, signal.SIGKILL)
@@ -57,7 +57,7 @@ def _serve(control: socket.socket, become: Become, supervisor: int, *, is_for_on
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         return
-    # Above all the caller's socket, whose end must be seen when the supervisor ends.
+    # Above all the caller's socket: the caller must see it close when the supervisor ends.
     low, high = control.fileno(), os.sysconf("SC_OPEN_MAX")
     os.closerange(3, low)
     os.closerange(low + 1, high)

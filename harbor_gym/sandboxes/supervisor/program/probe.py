@@ -1,4 +1,4 @@
-"""Try whether this kernel shows the files of a directory with other owners, as a sandbox with ids of its own needs."""
+"""Test whether this kernel can show a directory's files with other owners, as sandboxes with private ids need."""
 
 import os
 
@@ -9,7 +9,7 @@ _PLACE = "/tmp"
 
 
 def refusal(directory: str) -> str:
-    """Return why an overlay can't stand on a directory of shifted ids; empty where it can. Leaves nothing behind."""
+    """Return why an overlay on a directory of shifted ids fails; empty if it works. Leaves nothing behind."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -70,7 +70,7 @@ class _Supervisor:
             socket.send_fds(self.control, [json.dumps(message).encode()], handles)
 
     def build(self) -> None:
-        """Make the control groups, mount the files, start PID 1, and enter its namespaces but the user's."""
+        """Make the control groups, mount the files, start PID 1, and enter its namespaces except the user namespace."""
         self.cgroups.make()
         self.cgroup_fds = cgroups.open_cgroup_fds(self.config.cgroups)
         namespaces.mount_place(self.config, self.ids)
@@ -166,7 +166,7 @@ class _Supervisor:
         self.children.start(request, enter, lambda: cleanup.do(work, arguments, self.ids))
 
     def start_merge(self, request: int, asked: list[str]) -> None:
-        """Copy what was written in the view to the sandbox's own files; the answer has whether the view ``is_used``."""
+        """Copy the files written in the view to the sandbox's own; the answer says whether the view ``is_used``."""
         uses: list[bool] = []
 
         def enter() -> None:
@@ -223,7 +223,7 @@ class _Supervisor:
         except OSError:
             if not self.is_ending():
                 raise
-            # The end of PID 1, soon to be seen, answers this request too.
+            # The end of PID 1, which is noticed soon, answers this request too.
         finally:
             os.close(report_write)
             if pid:
@@ -235,7 +235,7 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None]:
-        """See the sandbox's files as its commands do, for a moment."""
+        """See the sandbox's files as its commands do, inside a block."""
         os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
         try:
             yield
@@ -267,7 +267,7 @@ class _Supervisor:
                         send(pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Collect the dead and report the commands among them, unless the sandbox's own end killed them."""
+        """Collect ended children and report the commands among them, unless the sandbox's own end killed them."""
         finished: list[dict[str, Any]] = []
         while True:
             try:
@@ -298,7 +298,7 @@ class _Supervisor:
             self.reply(**message)
 
     def is_ending(self) -> bool:
-        """Return whether PID 1 is at its end: only then does the kernel kill all others, and let nobody else in."""
+        """Return whether PID 1 is ending: only then does the kernel kill all others and admit no new process."""
         return is_exiting(self.init)
 
     def tear_down(self) -> None:

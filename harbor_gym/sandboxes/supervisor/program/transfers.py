@@ -26,7 +26,7 @@ from trees.sending import Sender
 
 _REQUEST_BYTES = 1 << 17
 _MAX_LINKS = 40
-"""As Linux's own."""
+"""Linux's own limit."""
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -55,7 +55,7 @@ def serve(handle: int, target: object, view_namespace: int = -1) -> int:
         spec, streams = control_socket.receive(control, _REQUEST_BYTES)
         if not spec:
             return 0
-        # This process keeps the files of a sandbox that has ended; they are nobody's any more.
+        # The sandbox has ended, and only this process still keeps its files.
         if root < 0 or first.poll(0):
             Stream(streams[0]).send_error("the sandbox is gone", LOST)
             return 1
@@ -66,7 +66,7 @@ def serve(handle: int, target: object, view_namespace: int = -1) -> int:
 def _enter_files(target: Target, view_namespace: int) -> tuple[int, int]:
     """Move this process to a living sandbox's files, as its root sees them.
 
-    It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be
+    It stays out of the sandbox's other namespaces: no process inside can see, signal, read or stop it. It must be
     started outside for that, by the forkserver or by itself: an ordinary user's supervisor, once its children are the
     sandbox's, may start none elsewhere (EPERM from setns(2): its PID namespace is not its user namespace's).
 
@@ -75,7 +75,7 @@ def _enter_files(target: Target, view_namespace: int) -> tuple[int, int]:
 
     Raises:
         ProcessLookupError: The sandbox is gone.
-        FileNotFoundError: As before.
+        FileNotFoundError: The sandbox is gone.
     """
     pidfd = os.pidfd_open(target.init)
     if start_time(target.init) != target.start_time:
@@ -92,7 +92,7 @@ def _enter_files(target: Target, view_namespace: int) -> tuple[int, int]:
 
 
 def carry(root: int, spec: dict[str, Any], handle: int) -> None:
-    """Do one transfer and send its end, or why it failed.
+    """Do one transfer, and send its end or its error.
 
     Args:
         root: A descriptor of the sandbox's root directory.
@@ -138,7 +138,7 @@ def _upload_file(root: int, path: bytes, stream: Stream, allowance: Allowance) -
 
 @contextlib.contextmanager
 def _file_place(root: int, path: bytes) -> Generator[tuple[int, bytes]]:
-    """Find where a file is to go: a link to nothing gives way to it."""
+    """Find a file's destination; a dangling link there is replaced."""
     with contextlib.ExitStack() as opened:
         try:
             found = opened.enter_context(found_place(root, path, make=True))
@@ -205,7 +205,7 @@ def found_place(root: int, path: bytes, *, make: bool = False) -> Generator[tupl
         is no directory has the name, or, with ``make``, nothing yet.
 
     Raises:
-        FileNotFoundError: There is nothing, or a link leads to nothing.
+        FileNotFoundError: The path does not exist, or a link dangles.
         OSError: The way leads through a file, or through too many links.
     """
     way = [os.open(".", _PLACE | os.O_DIRECTORY, dir_fd=root)]
@@ -219,7 +219,7 @@ def found_place(root: int, path: bytes, *, make: bool = False) -> Generator[tupl
 def _follow(way: list[int], path: bytes, *, make: bool) -> tuple[int, bytes]:
     """Follow a path; ``way`` holds the descriptors from the root on, to be closed by the caller."""
     parts = [(part, make) for part in reversed(path.split(b"/"))]
-    """What is still to be followed, and whether it may be made."""
+    """The parts still to follow, each with whether it may be made."""
     links = 0
     while parts:
         name, may_make = parts.pop()
@@ -262,7 +262,7 @@ def _follow(way: list[int], path: bytes, *, make: bool) -> tuple[int, bytes]:
 
 
 def make_directory(place: int, name: bytes) -> int:
-    """Make a directory of root's that all may read, and open it."""
+    """Make a directory owned by root that all may read, and open it."""
     os.mkdir(name, 0o700, dir_fd=place)
     handle = os.open(name, _LISTED | os.O_NOFOLLOW, dir_fd=place)
     os.fchown(handle, 0, 0)
