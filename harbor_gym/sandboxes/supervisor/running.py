@@ -34,7 +34,7 @@ class Ranks:
         return self.in_view or self.outside_of_view
 
     def note_work(self, work: str) -> None:
-        """Note a step of the clean-up: from the first baseline on, the sandbox belongs to its policy."""
+        """Take note of a work of the clean-up: with the first baseline the sandbox becomes its policy's, for good."""
         self._has_policy = self._has_policy or work == "baseline"
 
 
