@@ -1,4 +1,4 @@
-"""What a Harbor task can declare works under reset and step as under Harbor's own trial: both give one verdict."""
+"""The declarations of a Harbor task work under reset and step as in Harbor's own trial: both give one verdict."""
 
 from pathlib import Path
 from typing import Any

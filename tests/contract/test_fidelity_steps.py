@@ -1,4 +1,4 @@
-"""What each step of a multi-step task can declare for itself holds in an episode as in Harbor's own trial."""
+"""The declarations of each step of a multi-step task hold in an episode as in Harbor's own trial."""
 
 import shlex
 from pathlib import Path

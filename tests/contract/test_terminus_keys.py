@@ -1,4 +1,4 @@
-"""Terminus-2's keystroke semantics: what a program receives from Harbor's own session is what it receives from us."""
+"""Terminus-2's keystroke semantics: a program receives the same from Harbor's own session and from ours."""
 
 import asyncio
 import os

@@ -23,7 +23,7 @@ class Page:
         self._socket = socket
         self._numbers = itertools.count(1)
         self.errors: list[str] = []
-        """What the page threw, or its policy refused."""
+        """Errors that the page threw, and violations of its security policy."""
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the protocol; return its result."""
@@ -37,7 +37,7 @@ class Page:
                 return message["result"]
 
     async def run(self, expression: str) -> Any:
-        """Return what JavaScript comes to; a promise is awaited."""
+        """Evaluate JavaScript and return its value; a promise is awaited."""
         found = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")

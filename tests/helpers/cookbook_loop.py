@@ -1,4 +1,4 @@
-"""What the cookbook's loop trains on, and a service that it trains with, in memory."""
+"""Datasets for the cookbook's loop, and an in-memory service that it trains with."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ def trajectory() -> Any:
 
 
 class Service:
-    """A training client that says what it was sent; its log-probabilities are the targets, negative."""
+    """A training client that records its requests; its log-probabilities are the negated targets."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[Any]]] = []

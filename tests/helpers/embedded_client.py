@@ -1,4 +1,4 @@
-"""A Tinker client's whole day, run as a program by the test of the embedded server: prints what it saw as JSON."""
+"""All requests of a Tinker client, as a program for the test of the embedded server: prints the answers as JSON."""
 
 import asyncio
 import json

@@ -178,7 +178,7 @@ class EngineDouble:
             return 503, {}, _error(str(exc), 503)
 
     async def post(self, body: Json) -> tuple[int, Mapping[str, str], bytes]:
-        """Answer as NeMo Gym's model server, in this process; ``refusal`` is what the engine behind it said."""
+        """Answer as NeMo Gym's model server, in this process; ``refusal`` is the answer of the engine behind it."""
         sent, mode = json.loads(json.dumps(body)), self._receive(body)
         status, headers, document = await self._reply("/v1/responses", sent, mode)
         if headers:

@@ -1,4 +1,4 @@
-"""Which engines this machine has, and what to do when one is missing."""
+"""Find the engines of this machine, and skip or fail tests when one is missing."""
 
 import functools
 import importlib.util

@@ -1,4 +1,4 @@
-"""Harbor's own way to run a task, to compare ours with: a trial whose agent executes given commands."""
+"""Harbor's own trials, for comparison with ours: the agent executes given commands."""
 
 import json
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class ScriptAgent(BaseAgent):
 
 
 class FileVerifier(BaseVerifier):
-    """A verifier of one's own: is a file there?"""
+    """A custom verifier: does a file exist?"""
 
     def __init__(self, *, path: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -100,7 +100,7 @@ async def run_episode(
 
 
 def rewards_of(result: TrialResult) -> list[dict[str, float]]:
-    """Return what each graded step wrote, or the only step; fail where there is no verdict."""
+    """Return the rewards of each graded step, or of the only step; fail without a verdict."""
     graded = result.step_results or [result]
     verdicts = [item.verifier_result for item in graded if item.verifier_result is not None]
     assert verdicts, result.exception_info or [item.exception_info for item in graded]
@@ -108,7 +108,7 @@ def rewards_of(result: TrialResult) -> list[dict[str, float]]:
 
 
 def graded_in(ends: Sequence[tuple[float, bool, EpisodeInfo]]) -> list[dict[str, float]]:
-    """Return what the verifier of an episode wrote of each step, or of the only one."""
+    """Return the verifier's rewards for each step of an episode, or for the only one."""
     *_, (_, _, last) = ends
     return list(last.get("step_rewards", ())) or [last.get("rewards", {})]
 

@@ -39,7 +39,7 @@ async def episodes(sandbox: str, task: Path, output: int) -> None:
 
 
 async def one_reset(sandbox: str, task: Path) -> None:
-    """Import everything and have the task's image built: what is killed later are episodes."""
+    """Import everything and build the task's image, so that a later kill hits an episode."""
     async with AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=task, sandbox=sandbox)) as env:
         await env.reset()
 

@@ -1,4 +1,4 @@
-"""What a person would see at once on a page: something beyond the window's edge, over its neighbour, cut or broken."""
+"""Find visible layout faults of a page: elements beyond the window's edge, over a neighbour, cut or broken."""
 
 from typing import Any
 

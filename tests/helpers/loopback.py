@@ -22,7 +22,7 @@ async def on_loopback(app: web.Application, *, port: int = 0, tls: ssl.SSLContex
 
 @contextmanager
 def reserved_port() -> Generator[int]:
-    """Yield a port of loopback for a program that is told its port and starts later.
+    """Yield a free port of loopback for a program that gets its port as an argument and starts later.
 
     The port stays bound while this context is open. Linux then gives it to nobody who asks for any port, and lets the
     program listen on it, as servers allow the reuse of addresses.

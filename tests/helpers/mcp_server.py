@@ -64,7 +64,7 @@ def call(name: str, arguments: "dict[str, Any]") -> "dict[str, Any] | None":
 
 
 def answer(message: "dict[str, Any]") -> "dict[str, Any] | None":
-    """Return what answers a message; None where nothing does."""
+    """Return the answer to a message; None without one."""
     method, params = message.get("method"), message.get("params", {})
     if "id" not in message or method is None:
         return None

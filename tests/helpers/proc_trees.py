@@ -1,4 +1,4 @@
-"""Fake /proc trees: what the kernel would report of some processes, for the scripts that judge by it."""
+"""Fake /proc trees, as the kernel would show some processes, for the scripts that judge by /proc."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ class Process:
 
 
 def write_tree(root: Path, processes: Sequence[Process]) -> Path:
-    """Write the tree below a new directory; return what stands in for ``/proc``. The terminal is beside it."""
+    """Write the tree below a new directory; return the path that replaces ``/proc``, next to the terminal's."""
     proc, files = root / "proc", root / "files"
     proc.mkdir(parents=True)
     files.mkdir()

@@ -1,4 +1,4 @@
-"""A server of tasks in a process of its own, as somebody starts it with the recipe."""
+"""A server of tasks in a process of its own, started like the recipe."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ class Served:
     url: str
     token: str
     printed: list[str]
-    """What it printed until it was ready."""
+    """Its output until it was ready."""
 
     def end(self, number: signal.Signals) -> int:
         """Send a signal, and return the exit status."""

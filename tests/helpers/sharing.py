@@ -11,7 +11,7 @@ NeMo Gym's head server has one port on a machine."""
 
 
 def group_of(nodeid: str) -> str:
-    """Return the name of what is run in one process, one after the other."""
+    """Return the name of the group that runs in one process, one test after the other."""
     file, _, name = nodeid.partition("::")
     parameters = name.partition("[")[2]
     engine = next((engine for engine in _ENGINES if engine in parameters), "")

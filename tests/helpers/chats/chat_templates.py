@@ -1,4 +1,4 @@
-"""Chat templates with the structure of those that models ship: what they write, keep and drop of a chat's history."""
+"""Chat templates that treat a chat's history as those of models do: what they write, keep and drop."""
 
 import ast
 
@@ -6,7 +6,7 @@ from tests.helpers.paths import ROOT
 
 
 def embedded_policys() -> str:
-    """Return the template of the policy that needs no cloud; read from its file, whose imports take seconds."""
+    """Return the embedded policy's template, read from its file, because importing it takes seconds."""
     tree = ast.parse((ROOT / "harbor_gym/embedded/policy.py").read_text())
     for node in tree.body:
         match node:

@@ -15,7 +15,7 @@ SOLVE = [("echo done > /srv/answer\n", 1.0)]
 
 
 def play_group(config: TerminalEnvConfig, label: str, transcripts: Path, size: int) -> list[dict[str, Any]]:
-    """Play a group's episodes side by side, write a transcript for each, and return what came of them."""
+    """Play a group's episodes concurrently, write a transcript for each, and return their results."""
     return asyncio.run(_play(config, label, transcripts, size))
 
 

@@ -33,7 +33,7 @@ RAY_ENV = {
 
 @contextlib.contextmanager
 def ray_of_its_own() -> Generator[dict[str, str]]:
-    """Yield the environment of a process that starts Ray on this machine, beside any other."""
+    """Yield the environment of a process that starts Ray on this machine, next to any other Ray."""
     with tempfile.TemporaryDirectory(prefix="hg", dir="/tmp") as short:  # Ray's sockets lie deep below it
         yield {**RAY_ENV, "RAY_TMPDIR": short}
 

@@ -1,4 +1,4 @@
-"""Clients and policies of the gateway's tests: what agents do to a conversation between two requests."""
+"""Clients and policies of the gateway's tests, which change a conversation between two requests as agents do."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ def chat_body(*messages: dict[str, Any], tools: bool = False, **extra: Any) -> d
 
 
 async def raw_exchange(gateway: Gateway, data: bytes) -> bytes:
-    """Send bytes to a gateway and return what it sent until it closed the connection."""
+    """Send bytes to a gateway and return its answer until it closed the connection."""
     reader, writer = await asyncio.open_connection(*gateway.address)
     try:
         writer.write(data)
@@ -112,7 +112,7 @@ async def raw_exchange(gateway: Gateway, data: bytes) -> bytes:
 
 
 def trained_text(session: Session) -> str:
-    """Return what is trained of a session, as text."""
+    """Return the trained part of a session, as text."""
     return "".join(
         text_of([token for token, own in zip(segment.completion, segment.mask, strict=True) if own])
         for segment in session.trained_segments

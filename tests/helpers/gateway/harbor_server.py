@@ -86,9 +86,9 @@ class Cable:
         self.cut_after: int | None = None
         """Bytes on their way to the server before which all is well; then every connection breaks, once."""
         self.status: int | None = None
-        """What a proxy on this way answers to every new connection, with a page of its own; None passes it on."""
+        """The answer of a proxy to every new connection, with a page of its own; None passes the request on."""
         self.refused = set[str]()
-        """What was asked of the proxy: paths with their queries."""
+        """Requests to the proxy: paths with their queries."""
         self._port, self._writers = port, set[asyncio.StreamWriter]()
 
     def cut(self) -> None:

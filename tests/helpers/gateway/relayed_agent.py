@@ -59,7 +59,7 @@ class PatientAgent(RelayedAgent):
 
 
 class ExitingAgent(RelayedAgent):
-    """It ends as a program in the sandbox that fails for whatever reason: with a status that says nothing."""
+    """Ends like a program that fails in the sandbox for an unknown reason, with an uninformative status."""
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:

@@ -37,7 +37,7 @@ _SHELL = "/usr/bin/bash"
 
 
 def _has_own_ids(sandbox: LocalEnvironment) -> bool:
-    """Return whether root inside is somebody else outside."""
+    """Return whether root inside has another user id outside."""
     return bool(sandbox._running()._require_target().ids)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -73,7 +73,7 @@ def _host_unharmed():
 
 
 async def _plant_python(sandbox: LocalEnvironment) -> None:
-    """Put there what this machine's Python needs to start, were it ever executed inside."""
+    """Put the files there with which this machine's Python would start, were it ever executed inside."""
     for library in _host_files():
         if ".so" in library.name:
             await sandbox.upload_file(library, str(library))
@@ -101,7 +101,7 @@ async def _use_shell(sandbox: LocalEnvironment) -> None:
 async def a_script_interpreted_by_its_own_starter_starts_no_program_of_the_host(
     sandbox: LocalEnvironment, scratch: Path
 ) -> None:
-    """CVE-2019-5736: the kernel executes what started the script, in the sandbox, with the sandbox's libraries."""
+    """CVE-2019-5736: the kernel executes the script's starter in the sandbox, with the sandbox's libraries."""
     await _plant_python(sandbox)
     attack = await _bring(sandbox, "own_interpreter.py")
     # It works where there is something to get: the same script, started by the sandbox's own Python.
@@ -397,7 +397,7 @@ async def nobody_opens_the_first_process(sandbox: LocalEnvironment, _scratch: Pa
 
 
 async def who_attacks_the_first_process_earns_nothing(_sandbox: LocalEnvironment, scratch: Path) -> None:
-    """What survives the cleaning could rewrite the reward: the first process does."""
+    """A process that survives the clean-up could rewrite the reward; the first process survives it."""
     task_dir = write_task(scratch / "task")
     program = (_INSIDE / "rewriter.py").read_text()
     keys = f"cat > /rewriter.py << 'END'\n{program}END\npython3 /rewriter.py"
@@ -413,7 +413,7 @@ _WAIT_FOR = "until grep -q '\"{}\"' /attack/found 2>/dev/null; do sleep 0.05; do
 
 
 async def a_command_in_the_view_is_closed_to_all_outside(sandbox: LocalEnvironment, _scratch: Path) -> None:
-    """What survived the clean-up writes no verdict by /proc/PID/root of the verifier, whoever the verifier is."""
+    """A survivor of the clean-up writes no verdict by /proc/PID/root of the verifier, with any user as verifier."""
     attack = await _bring(sandbox, "neighbours.py")
     theirs, roots, users = (str(_unique() * 10 + number) for number in range(3))
     watch = f"setsid python3 {attack} --watch /attack {theirs} {roots} {users} >/dev/null 2>&1 &"

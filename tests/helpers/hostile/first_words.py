@@ -1,4 +1,4 @@
-"""What a local sandbox with a network reaches of this machine. As a program it prints that as JSON."""
+"""Test how far a local sandbox with a network reaches this machine. As a program it prints the result as JSON."""
 
 import asyncio
 import contextlib
@@ -103,12 +103,12 @@ def network_processes() -> list[int]:
 
 
 async def connect(sandbox: LocalEnvironment, port: int) -> str:
-    """Connect to this machine from inside; return what was heard."""
+    """Connect to this machine from inside; return the received bytes."""
     return await output(sandbox, f"python3 -c '{_CONNECT}' {own_address()} {port}")
 
 
 async def send(sandbox: LocalEnvironment, port: int) -> str:
-    """Send three datagrams to this machine from inside; return what came back."""
+    """Send three datagrams to this machine from inside; return the answers."""
     return await output(sandbox, f"python3 -c '{_SEND}' {own_address()} {port}")
 
 

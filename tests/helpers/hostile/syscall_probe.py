@@ -41,7 +41,7 @@ def _answer(number: int, *arguments: int) -> int:
 
 
 def _in_child(action: Callable[[], int]) -> int:
-    """Return what ``action`` does in a child: its status, or minus the signal that killed it."""
+    """Run ``action`` in a child; return its exit status, or the negated signal that killed it."""
     pid = os.fork()
     if pid == 0:
         os._exit(action())

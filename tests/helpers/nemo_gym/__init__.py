@@ -1,1 +1,1 @@
-"""What stands in for NeMo Gym's servers, and what reads its rows."""
+"""Stand-ins for NeMo Gym's servers, and a reader of its rows."""

@@ -16,7 +16,7 @@ _TIMEOUT_SEC = 120.0
 
 
 class _Answer:
-    """What NeMo Gym's client returns, as far as it is read."""
+    """The result of NeMo Gym's client, with the attributes that are read."""
 
     def __init__(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
         self.status, self.headers, self.cookies, self._content = status, headers, {"session": "one"}, content

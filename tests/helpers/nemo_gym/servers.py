@@ -49,14 +49,14 @@ class Servers:
         ]
 
     async def watch(self, pid: int) -> None:
-        """Note what runs below a process, until cancelled."""
+        """Note the descendants of a process, until cancelled."""
         while True:
             for found in filter(None, map(read_stat, descendants(pid))):
                 self.seen[found.pid] = found.start_time, found.name
             await asyncio.sleep(_WATCH_SEC)
 
     async def wait_for_the_end(self) -> list[str]:
-        """Return what still runs after a while in which all of them should have ended."""
+        """Return the processes that still run after the time in which all should have ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_SEC):
                 while self.alive():  # noqa: ASYNC110  # nobody announces the end of another's processes
@@ -129,7 +129,7 @@ async def gym_eval_run(project: Path, rows: Path, output: Path, *words: str) -> 
 
 
 async def gym(project: Path, *words: str) -> str:
-    """Run one of NeMo Gym's commands, which must succeed, and return what it prints."""
+    """Run one of NeMo Gym's commands, which must succeed, and return its output."""
     process = await asyncio.create_subprocess_exec(
         *command(*words),
         cwd=project,

@@ -1,4 +1,4 @@
-"""A reader of rows that refuses what NeMo RL does. Source: NeMo RL, ``nemo_rl/environments/nemo_gym.py``."""
+"""A reader of rows that refuses the same rows as NeMo RL. Source: NeMo RL, ``nemo_rl/environments/nemo_gym.py``."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -46,7 +46,7 @@ def scripted(
 
 
 class SamplingClient:
-    """What the cookbook's loop asks for tokens, answered by a token policy."""
+    """The sampling client of the cookbook's loop, answered by a token policy."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy

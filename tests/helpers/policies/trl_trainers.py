@@ -50,7 +50,7 @@ class ScriptedTrainer(GRPOTrainer):
         return [list(sample.tokens) for sample in samples], [list(sample.logprobs) for sample in samples]
 
     def score(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return what the trainer would train on for these rows of its dataset."""
+        """Return the trainer's training data for these rows of its dataset."""
         return self._generate_and_score_completions([dict(row) for row in rows])
 
 

@@ -1,4 +1,4 @@
-"""A registry of packages on this machine that Harbor's own client talks to: what it asks the hosted one over HTTP."""
+"""A local registry of packages that answers the HTTP requests of Harbor's own client."""
 
 import contextlib
 import io
@@ -76,7 +76,7 @@ class PackageRegistry:
                 thread.join()
 
     def answer(self, target: str, body: dict[str, Any]) -> Any:
-        """Return what one request gets: rows, a row, or an archive."""
+        """Return the answer to one request: rows, a row, or an archive."""
         parts = urlsplit(target)
         wanted = {key: values[0].removeprefix("eq.") for key, values in parse_qs(parts.query).items()}
         match parts.path.removeprefix("/").split("/", 3):

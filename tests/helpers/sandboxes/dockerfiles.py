@@ -1,5 +1,5 @@
 # ruff: noqa: E501  # a Dockerfile a line
-"""Small Dockerfiles, by what each is about: what two builders make of them is compared."""
+"""Small Dockerfiles by subject, whose images of two builders are compared."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Recipe:
 ONE = """\
 RUN useradd -m -u 1500 worker && groupadd -g 1600 crew && usermod -aG crew worker && mkdir /c
 """
-"""What each of the parts below may use."""
+"""The common beginning of the parts below."""
 
 PARTS: dict[str, str] = {
     # --- WORKDIR, USER

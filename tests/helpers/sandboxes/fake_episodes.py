@@ -1,4 +1,4 @@
-"""Episodes in memory: what is around a sandbox, tested in milliseconds."""
+"""Episodes in memory, to test the code around a sandbox in milliseconds."""
 
 import json
 from pathlib import Path

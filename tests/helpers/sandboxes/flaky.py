@@ -15,11 +15,11 @@ MOMENTS: tuple[tuple[str, Mapping[FailurePoint, int]], ...] = (
     ("SandboxLostError", {"exec": 2}),
     ("VerifierError", {"verifier": 1}),
 )
-"""When an episode of two commands can be lost, and what is raised then."""
+"""The points at which an episode of two commands can be lost, with the error of each."""
 
 
 class Flaky(FakeEnvironment):
-    """A fake that is lost in ``share`` of the episodes, and keeps a tally of what became of all of them."""
+    """A fake that is lost in ``share`` of the episodes, and counts the outcomes of all of them."""
 
     lots: ClassVar[random.Random]
     lost: ClassVar[Counter[str]]

@@ -1,4 +1,4 @@
-"""A sandbox's commands on this machine, by a real shell: for what asks a sandbox nothing but to run something."""
+"""A sandbox that runs commands in a real shell of this machine, for code that only calls ``exec``."""
 
 import asyncio
 from typing import Any

@@ -58,7 +58,7 @@ async def running[T: BaseEnvironment](sandbox: T) -> AsyncGenerator[T]:
 
 
 async def output(sandbox: BaseEnvironment, command: str, **options: Any) -> str:
-    """Return what a command that must succeed prints, stripped."""
+    """Run a command that must succeed, and return its stripped output."""
     result = await sandbox.exec(command, **options)
     assert result.return_code == 0, f"{command!r}: status {result.return_code}: {result.stderr}"
     return (result.stdout or "").strip()

@@ -15,7 +15,7 @@ CLOCK = SimpleNamespace(now=0.0, monotonic=lambda: CLOCK.now)
 
 
 class Working(FakeEnvironment):
-    """A fake in which time passes only while somebody works, and then at once."""
+    """A fake in which time passes only during work, and then at once."""
 
     @override
     def programs(self) -> Mapping[str, Program]:
@@ -39,7 +39,7 @@ class Counted(FakeEnvironment):
 
 
 class Noting(FakeEnvironment):
-    """A fake that notes what becomes of its terminals, and whose verdicts go down from step to step."""
+    """A fake that notes the end of its terminals, and whose rewards fall from step to step."""
 
     noted: ClassVar[list[str]] = []
 

@@ -1,4 +1,4 @@
-"""Fakes with a pristine view: the files that were there at the start, and copies of what is carried."""
+"""Fakes with a pristine view: the files of the start, and copies of the carried paths."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -18,7 +18,7 @@ VIEWING_VERIFIERS = "tests.helpers.sandboxes.viewing:ViewingVerifiers"
 
 
 class Viewing(FakeEnvironment):
-    """A fake that notes what happened to it, in order: ``enter`` and ``leave``, and where files were copied to."""
+    """A fake that notes its calls in order: ``enter`` and ``leave``, and the targets of copied files."""
 
     events: ClassVar[list[str]] = []
     problem: ClassVar[str] = ""
@@ -98,6 +98,6 @@ class Viewing(FakeEnvironment):
 
 
 class ViewingVerifiers(Viewing):
-    """One whose view is for verifiers alone."""
+    """A fake whose view is for verifiers alone."""
 
     enter_set_up_view: Any = None

@@ -1,1 +1,1 @@
-"""What SkyRL's generators and trainers need of an engine and a configuration, without a GPU."""
+"""An engine and a configuration for SkyRL's generators and trainers, without a GPU."""

@@ -11,7 +11,7 @@ from tests.helpers.sequences import of_mask
 
 PLUGIN = "harbor-gym-verifiers"
 RENDERER = {"name": "qwen3", "thinking_retention": "all"}
-"""verifiers' way to write a chat; retention ``all`` keeps what was sampled in the prompt."""
+"""verifiers' renderer of a chat; retention ``all`` keeps all sampled tokens in the prompt."""
 
 
 def client_config(kind: str, server: EngineDouble, model_dir: Path | str) -> dict[str, Any]:

@@ -84,7 +84,7 @@ async def env_server(config: Any, tmp_path: Path) -> AsyncGenerator[str]:
 
 @dataclass
 class Orchestrator:
-    """Dispatches groups and takes what comes of them to packed batches."""
+    """Dispatches groups and packs their results into batches."""
 
     config: Any
     server: EngineDouble

@@ -1,1 +1,1 @@
-"""What tests of the verl adapter share."""
+"""Shared helpers of the tests of the verl adapter."""

@@ -38,7 +38,7 @@ def score(model: Any, tokens: Sequence[int]) -> torch.Tensor:
 
 
 class Server:
-    """What an actor of verl's ``vLLMHttpServer`` is to verl's client.
+    """A stand-in for an actor of verl's ``vLLMHttpServer``.
 
     Args:
         samplers: Who answers an episode, by the place of its row in the batch; the last answers all further rows.

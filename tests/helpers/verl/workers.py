@@ -22,7 +22,7 @@ FAKE = "harbor_gym.testing:FakeEnvironment"
 
 
 class SamplerServers:
-    """What verl's ``LLMServerClient`` is to a loop, over a sampler of ours. It answers as verl's vLLM server does.
+    """A stand-in for verl's ``LLMServerClient`` over a sampler of ours. It answers like verl's vLLM server.
 
     Args:
         sampler: Answers prompts of token ids.
@@ -119,7 +119,7 @@ def make_batch(task_dir: Path, agent_name: str, size: int = 1) -> DataProto:
 
 
 async def play(config: DictConfig, servers: SamplerServers, batch: DataProto) -> DataProto:
-    """Return what verl's own worker makes of a batch."""
+    """Return the result of verl's own worker for a batch."""
     return await AgentLoopWorker(config, servers).generate_sequences(batch)  # pyright: ignore[reportArgumentType]
 
 

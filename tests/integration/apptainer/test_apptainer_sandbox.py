@@ -1,4 +1,4 @@
-"""Sandboxes on the real Apptainer: what is theirs alone, beside the contract that every kind keeps."""
+"""Sandboxes on the real Apptainer: properties beyond the contract that every kind keeps."""
 
 import asyncio
 import json

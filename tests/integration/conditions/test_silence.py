@@ -1,4 +1,4 @@
-"""What takes long says so: a line when it begins and one when it ends, however the command's output is read."""
+"""Long work is announced: a line when it begins and one when it ends, however the command's output is read."""
 
 import uuid
 from pathlib import Path

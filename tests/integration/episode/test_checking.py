@@ -1,4 +1,4 @@
-"""What a check makes of a task's rewards; sandboxes only where a test is marked so."""
+"""A check's verdicts on a task's rewards; sandboxes only where a test is marked so."""
 
 import json
 import re

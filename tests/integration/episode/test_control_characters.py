@@ -1,4 +1,4 @@
-"""What a sandbox prints reaches no user's terminal as something that the terminal obeys."""
+"""No output of a sandbox reaches a user's terminal as something that the terminal obeys."""
 
 import asyncio
 import os

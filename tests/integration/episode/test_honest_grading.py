@@ -1,4 +1,4 @@
-"""The reward is the verifier's and nobody else's: what the policy leaves running or lying about decides nothing."""
+"""Only the verifier decides the reward: nothing that the policy leaves running or lies about does."""
 
 import re
 from pathlib import Path

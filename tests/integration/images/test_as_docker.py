@@ -1,4 +1,4 @@
-"""What ``local`` makes of a Dockerfile beside what Docker makes of it: files, configuration, first command."""
+"""Images of ``local`` equal Docker's of the same Dockerfile: files, configuration, first command."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""What buildah of Debian 12, 1.28, would build otherwise than Docker: built right all the same, or refused by name."""
+"""Dockerfiles that buildah 1.28 of Debian 12 would build otherwise than Docker: built right, or refused by name."""
 
 import json
 import os

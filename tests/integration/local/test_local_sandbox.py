@@ -1,4 +1,4 @@
-"""What a local sandbox does for its caller beyond the contract of all sandboxes (test_check_sandbox.py)."""
+"""A local sandbox's services to its caller beyond the contract of all sandboxes (test_check_sandbox.py)."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What an episode costs to train on: every token once, however many turns it has."""
+"""The training cost of an episode: every token once, with any number of turns."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A vector environment over fakes: who can't start is distinguished from who can."""
+"""A vector environment over fakes: sub-environments that can't start are told apart from the others."""
 
 import functools
 from collections.abc import Iterator

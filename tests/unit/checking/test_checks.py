@@ -1,4 +1,4 @@
-"""What ``harbor-gym check`` prints, and where it looks for what is missing, in memory."""
+"""The output of ``harbor-gym check``, and where it looks for missing files, in memory."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What is made of tricks that pay, do not pay, or leave no verdict; no sandbox runs."""
+"""The verdicts on tricks that pay, do not pay, or leave no verdict; no sandbox runs."""
 
 from collections.abc import Iterator, Sequence
 

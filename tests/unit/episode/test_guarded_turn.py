@@ -1,4 +1,4 @@
-"""What becomes of a turn whose terminal is late, fails or answers nonsense."""
+"""Turns whose terminal is late, fails or answers nonsense."""
 
 import asyncio
 import gc

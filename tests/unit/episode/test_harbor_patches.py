@@ -1,4 +1,4 @@
-"""What of Harbor's inside is replaced or relied on by this package: an upgrade that changes any of it must fail here.
+"""The private parts of Harbor that this package replaces or relies on: an upgrade that changes any must fail here.
 
 A digest that differs is no defect yet. Read Harbor's change, check what this package does with it, run the tests of
 docker and of episodes, and write the new digest down.

@@ -1,4 +1,4 @@
-"""Whatever a program does with a session's key is bounded: calls under any name, and what is kept of their prompts."""
+"""A session's key has bounds for any program: calls under any name, and the memory for their prompts."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a newcomer types first: the demo, a task of their own, a task that is shipped, the server's environment."""
+"""A newcomer's first commands: the demo, a task of their own, a task that is shipped, the server's environment."""
 
 import subprocess
 import sys

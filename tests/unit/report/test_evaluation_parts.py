@@ -1,4 +1,4 @@
-"""What an evaluation is made of: players, the journal, the lines and the table, each to the letter."""
+"""The parts of an evaluation: players, the journal, the lines and the table, each to the letter."""
 
 import asyncio
 import contextlib

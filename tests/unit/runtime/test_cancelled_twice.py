@@ -1,4 +1,4 @@
-"""Whoever is cancelled, once or again, returns only after what it began is over."""
+"""A call that is cancelled, once or again, returns only after its work has ended."""
 
 import asyncio
 import contextvars

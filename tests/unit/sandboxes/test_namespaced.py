@@ -1,4 +1,4 @@
-"""What the kinds of sandboxes that this machine's kernel runs refuse before anything starts."""
+"""The refusals of sandboxes on this machine's kernel before anything starts."""
 
 from pathlib import Path
 

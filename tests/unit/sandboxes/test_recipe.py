@@ -1,4 +1,4 @@
-"""What of a Dockerfile is changed before buildah reads it."""
+"""The changes to a Dockerfile before buildah reads it."""
 
 import pytest
 

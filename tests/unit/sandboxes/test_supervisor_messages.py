@@ -1,4 +1,4 @@
-"""What crosses to a supervisor: it arrives as it was sent, and what is no such message is refused by name."""
+"""Messages to a supervisor: they arrive unchanged, and anything else is refused by name."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a task's author has probably not meant is warned of by name, once."""
+"""Probable mistakes of a task's author are warned of by name, once."""
 
 import logging
 from pathlib import Path

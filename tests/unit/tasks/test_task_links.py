@@ -1,4 +1,4 @@
-"""Nothing of the machine gets from a link into a prompt or a sandbox, whatever door loads the task."""
+"""Nothing of the machine gets by a link into a prompt or a sandbox, with any loader of the task."""
 
 import asyncio
 import os

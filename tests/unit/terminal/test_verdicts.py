@@ -1,4 +1,4 @@
-"""What the step script makes of the kernel's view: each verdict, from fake process trees."""
+"""The step script's verdicts on the kernel's view: each one, from fake process trees."""
 
 import shlex
 import subprocess

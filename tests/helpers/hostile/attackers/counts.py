@@ -1,5 +1,5 @@
 # pyright: basic
-"""Takes all that the kernel gives of what it counts by user or for the whole machine, and holds it."""
+"""Takes and holds all that it can get of the resources that the kernel counts by user or for the whole machine."""
 
 import ctypes
 import errno

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Opens what is of the first process, and of a neighbour that it may open."""
+"""Opens the /proc files of the first process, and of a neighbour that it may open."""
 
 import errno
 import json

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Opens what any process of the sandbox has open, and tries to change what is not the sandbox's own."""
+"""Opens the open files of every process of the sandbox, and tries to change those from outside the sandbox."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def harm(path, status):
 
 
 def is_there(name, status):
-    """Return whether it is what the sandbox has under this name: an overlay's layers have other devices."""
+    """Return whether it is the sandbox's own file of this name: an overlay's layers have other devices."""
     try:
         return os.path.samestat(os.stat(name), status)
     except OSError:

@@ -17,7 +17,7 @@ seen, done = set(), set()
 
 
 def harm(place):
-    """Reach for what a process executes."""
+    """Try to open the program that a process executes."""
     try:
         if "launch" not in os.readlink(f"{place}/exe"):
             return

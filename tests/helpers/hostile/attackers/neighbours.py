@@ -44,7 +44,7 @@ def opens(pid):
 
 
 def reach(pid):
-    """Return what of a process each identity can open."""
+    """Return the files of a process in /proc that each identity can open."""
     found = []
     for who, uid, keeps in (("root", 0, True), ("user", USER, False), ("user with root's rights", USER, True)):
         reader, writer = os.pipe()

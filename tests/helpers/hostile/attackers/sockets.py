@@ -1,5 +1,5 @@
 # pyright: basic
-"""Fills UDP and TCP sockets and holds what they hold: the bytes that the kernel took for that are printed."""
+"""Fills UDP and TCP sockets, keeps them full, and prints the bytes that the kernel took for that."""
 
 import contextlib
 import resource
@@ -8,7 +8,7 @@ import struct
 import time
 
 SO_MEMINFO, PAYLOAD, SENDS = 55, bytes(60_000), 40
-"""The first number of SO_MEMINFO is what the kernel took for what came in and was not read."""
+"""The first number of SO_MEMINFO is the kernel's memory for unread data."""
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 keep = []

@@ -1,4 +1,4 @@
-"""What grading makes of a sandbox's answers when it takes the sandbox out of the policy's hands."""
+"""How grading reads a sandbox's answers when it takes the sandbox away from the policy."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
