@@ -76,7 +76,8 @@ read_pane() {
 # True where the session can be reached. One that only this process can still reach, over what it has open, is over.
 is_reachable() {
     [ -x "$BASH" ] && { [ -z "$tmux" ] || [ -x "$tmux" ]; } && { [ -e "$dir/socket" ] || restore; } || return
-    [ -z "$step" ] || [ -e "$dir/step" ] || printf '%s\n' "$step" >"$dir/step"
+    # Its length, as bash copies the long text itself several times to look at it.
+    ((${#step} == 0)) || [ -e "$dir/step" ] || printf '%s\n' "$step" >"$dir/step"
     return 0
 }
 
