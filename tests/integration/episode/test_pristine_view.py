@@ -307,7 +307,7 @@ async def test_a_set_up_for_which_the_policy_left_no_room_is_the_policys_failure
     ends, _ = await run_episode(task, [fills, "true"], sandbox="local", sandbox_options={"override_storage_mb": 64})
     _, done, info = ends[-1]
     assert (done, info.get("end_reason")) == (True, EndReason.SANDBOX_BROKEN)
-    assert "what its step's set-up wrote: /data/big: No space left on device" in (info.get("breakage") or ""), info
+    assert "the files of its step's set-up: /data/big: No space left on device" in (info.get("breakage") or ""), info
     assert info.get("episode_reward") == 0.5
 
 
