@@ -218,7 +218,7 @@ async def test_what_a_steps_verifier_started_ends_with_it(tmp_path: Path, keeps:
     """A planted program that the verifier calls leaves nothing behind that the next step's verdict could depend on."""
     judge = (
         "#!/bin/bash\ncat /dev/null\n"
-        "for _ in {1..500}; do pgrep -f 'sleep 100[9]' >/dev/null && break; sleep 0.01; done\n"
+        "for _ in {1..6000}; do pgrep -f 'sleep 100[9]' >/dev/null && break; sleep 0.01; done\n"
         "pgrep -fc 'sleep 100[9]' > /srv/counted; echo 1 > /logs/verifier/reward.txt\n"
     )
     toml = f"[metadata]\nkeep_agent_processes = {str(keeps).lower()}\n"

@@ -82,7 +82,7 @@ async def test_row_01_a_forged_reward_file_is_not_a_verdict(tmp_path: Path) -> N
     async with make_env(task_dir) as env:
         await env.reset()
         for file, verdict in (("reward.txt", "1"), ("reward.json", '{"reward": 1}')):
-            await env.step([(f"mkdir -p /logs/verifier; echo '{verdict}' > /logs/verifier/{file}\n", 1.0)])
+            await env.step([(f"mkdir -p /logs/verifier; echo '{verdict}' > /logs/verifier/{file}\n", 30.0)])
         with pytest.raises(VerifierError, match=r"reward\.txt"):
             await env.step(COMPLETE)
         with pytest.raises(UsageError, match="reset"):
@@ -115,7 +115,7 @@ async def test_row_04_a_later_step_finds_no_tests_of_an_earlier_one(tmp_path: Pa
     async with make_env(task_dir) as env:
         await env.reset()
         await env.step(COMPLETE)
-        observation, *_ = await env.step([("ls -A /tests /logs/verifier | grep -c '[a-z]*[.]'\n", 5.0)])
+        observation, *_ = await env.step([("ls -A /tests /logs/verifier | grep -c '[a-z]*[.]'\n", 30.0)])
     assert "0" in observation.splitlines()
 
 
@@ -124,7 +124,7 @@ async def test_row_05_neither_the_solution_nor_the_network_is_in_reach(tmp_path:
     async with make_env(task_dir) as env:
         await env.reset()
         look = "ls -d /solution /tests 2>/dev/null | wc -l; grep -vc lo: /proc/net/dev; grep -c . /proc/net/route\n"
-        observation, *_ = await env.step([(look, 5.0)])
+        observation, *_ = await env.step([(look, 30.0)])
     assert observation.splitlines()[1:4] == ["0", "2", "1"], "two and one are the tables' own headings"
 
 
@@ -134,7 +134,7 @@ async def test_row_06_work_after_the_time_limit_does_not_count(tmp_path: Path) -
     late = f"(setsid env -i sh -c 'sleep 20; {DONE.strip()}' &)"
     async with make_env(write_task(tmp_path / "late", test_sh=test_sh), time_limit_sec=0.2) as env:
         await env.reset()
-        _, reward, done, info = await env.step([(f"{late}; sleep 0.3\n", 5.0)])
+        _, reward, done, info = await env.step([(f"{late}; sleep 0.3\n", 30.0)])
     assert (reward, done) == (0.0, True)
     assert info.get("end_reason") is EndReason.TIME_LIMIT
     assert info["metrics"]["stopped_processes"] >= 1
@@ -239,9 +239,9 @@ async def test_row_16_an_image_without_tmux_is_given_one(tmp_path: Path) -> None
     dockerfile = f"FROM {BASE}\nRUN rm -f /usr/bin/tmux\nWORKDIR /srv\n"
     async with make_env(write_task(tmp_path / "bare", dockerfile=dockerfile)) as env:
         await env.reset()
-        observation, *_ = await env.step([("command -v tmux || echo none here\n", 1.0)])
+        observation, *_ = await env.step([("command -v tmux || echo none here\n", 30.0)])
         assert "none here" in observation, "what was brought along is not the policy's"
-        await env.step([(DONE, 1.0)])
+        await env.step([(DONE, 30.0)])
         _, reward, *_ = await env.step(COMPLETE)
     assert reward == 1.0
 
@@ -253,9 +253,9 @@ BLOWS = ["exit\n", "kill -9 $$\n", "pkill -9 tmux\n", "rm -rf /tmp/* /run/.[!.]*
 async def test_row_17_whoever_breaks_the_terminal_is_graded(task_dir: Path, blow: str) -> None:
     async with make_env(task_dir) as env:
         await env.reset()
-        _, reward, done, info = await env.step([(DONE + blow, 5.0)])
+        _, reward, done, info = await env.step([(DONE + blow, 30.0)])
         if not done:
-            _, reward, done, info = await env.step([("true\n", 1.0)])
+            _, reward, done, info = await env.step([("true\n", 30.0)])
     assert (reward, done) == (1.0, True)
     assert info.get("end_reason") is EndReason.SESSION_ENDED
 
@@ -265,24 +265,24 @@ async def test_row_18_keystrokes_arrive_whole_and_an_interrupt_is_not_queued_beh
         await env.reset()
         text = "".join(f"{n} -1 ; 'quoted' \\ $HOME\n" for n in range(500))
         await env.step([(f"cat > heredoc <<'END'\n{text}END\n", 10.0)])
-        observation, *_ = await env.step([("echo sum $(wc -c < heredoc) -1 ;\n", 5.0)])
+        observation, *_ = await env.step([("echo sum $(wc -c < heredoc) -1 ;\n", 30.0)])
         assert f"sum {len(text)} -1" in observation
         await env.step([("cat > /dev/null\n" + text, 0.1)])
-        observation, *_ = await env.step([("C-c", 1.0), ("echo back again\n", 5.0)])
+        observation, *_ = await env.step([("C-c", 1.0), ("echo back again\n", 30.0)])
     assert "back again" in observation.splitlines()
 
 
 async def test_row_19_output_is_new_and_reports_what_is_left_out(task_dir: Path) -> None:
     async with make_env(task_dir, terminal=TerminalConfig(max_observation_bytes=2000)) as env:
         await env.reset()
-        await env.step([("echo before\n", 5.0)])
+        await env.step([("echo before\n", 30.0)])
         observation, _, _, info = await env.step([("seq 20000; printf 'torn \\xff\\xfe text\\n'\n", 20.0)])
         assert "before" not in observation
         assert "torn" in observation
         assert "20000" in observation
         assert "omitted" in observation
         assert len(observation.encode()) <= 2000 < (info.get("omitted_bytes") or 0)
-        observation, *_ = await env.step([("echo after\n", 5.0)])
+        observation, *_ = await env.step([("echo after\n", 30.0)])
     assert "torn" not in observation
 
 
@@ -311,7 +311,7 @@ async def play(env: TokenTerminalEnv, *messages: str) -> list[TokenStep]:
 
 
 def typed(keys: str) -> str:
-    return json.dumps({"analysis": "", "plan": "", "commands": [{"keystrokes": keys, "duration": 5.0}]})
+    return json.dumps({"analysis": "", "plan": "", "commands": [{"keystrokes": keys, "duration": 30.0}]})
 
 
 async def test_row_21_every_prompt_extends_the_one_before(task_dir: Path) -> None:
@@ -373,7 +373,7 @@ async def test_row_25_a_full_disk_is_the_sandboxs_own(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "full", toml="[environment]\nstorage_mb = 64\n")
     async with make_env(task_dir) as env:
         await env.reset()
-        await env.step([(DONE, 5.0)])
+        await env.step([(DONE, 30.0)])
         observation, *_ = await env.step([("head -c 200M /dev/zero > /srv/big\n", 20.0)])
         assert "No space left on device" in observation
         observation, *_ = await env.step([("rm /srv/big; echo on we go\n", 20.0)])
@@ -400,7 +400,7 @@ async def test_row_25_a_busy_policy_leaves_the_other_processors_free(tmp_path: P
         # Before all the rest of the machine: then nothing but the limit holds it back, however busy the machine is.
         weight = ("cpu.shares", "262144") if place.version == 1 else ("cpu.weight", "10000")
         (group / weight[0]).write_text(weight[1])
-        await env.step([("for i in 1 2 3 4; do (while :; do :; done) & done\n", 5.0)])
+        await env.step([("for i in 1 2 3 4; do (while :; do :; done) & done\n", 30.0)])
         began, used = time.monotonic(), _processor_sec(group)
         deadline, throttled = began + 60, 0
         while throttled < 3:
@@ -410,7 +410,7 @@ async def test_row_25_a_busy_policy_leaves_the_other_processors_free(tmp_path: P
             throttled = int(counted["nr_throttled"])
         used = _processor_sec(group) - used
         assert used <= (time.monotonic() - began) * 1.05 + 0.2
-        await env.step([("kill $(jobs -p)\n", 5.0), (DONE, 5.0)])
+        await env.step([("kill $(jobs -p)\n", 30.0), (DONE, 30.0)])
         _, reward, *_ = await env.step(COMPLETE)
     assert reward == 1.0
 

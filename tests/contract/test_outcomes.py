@@ -72,7 +72,7 @@ async def test_a_mute_verifier_is_shown_in_its_own_words(tmp_path: Path) -> None
 
 
 async def test_a_verifier_that_ran_out_of_time_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
-    task_dir = write_task(tmp_path / "slow", test_sh=SLOW, toml="[verifier]\ntimeout_sec = 1\n")
+    task_dir = write_task(tmp_path / "slow", test_sh=SLOW, toml="[verifier]\ntimeout_sec = 4\n")
     error = await fail(task_dir, trials_dir=tmp_path / "trials", ambiguous_failures="infrastructure")
     assert isinstance(error, VerifierError)
     assert "timeout_sec" in str(error)

@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.helpers.patience import PATIENCE_SEC
+
 _KEYS = MappingProxyType({"ArrowDown": 40, "ArrowUp": 38, "Enter": 13, "Escape": 27, "Tab": 9, " ": 32})
 
 
@@ -114,7 +116,7 @@ async def browser(profile: Path, *, width: int = 1400, height: int = 900) -> Asy
                     await socket.send_json({"id": 0, "method": "Browser.close", "params": {}})
     finally:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), PATIENCE_SEC)
         if process.returncode is None:
             process.kill()
             await process.wait()

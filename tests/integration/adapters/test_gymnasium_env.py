@@ -23,6 +23,7 @@ import harbor_gym
 from harbor_gym.adapters.gymnasium import HarborTerminalEnv, KeystrokesToTerminus, TokenizedText
 from harbor_gym.errors import TaskError, UsageError, VerifierError
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
+from tests.helpers.patience import wait_until
 from tests.helpers.tasks import DONE, write_task
 
 gym.register_envs(harbor_gym)
@@ -267,7 +268,7 @@ def test_no_end_of_the_interpreter_leaves_a_sandbox(task_dir: Path, last_line: s
     assert (process.returncode, output) == (code, "child: UsageError\n0\n2\n"), errors
     assert "Exception ignored" not in errors
     assert not list(Path(tempfile.gettempdir()).glob("harbor-gym*"))
-    assert not _processes_naming(str(task_dir))
+    wait_until(lambda: not _processes_naming(str(task_dir)))
 
 
 def _processes_naming(text: str) -> list[str]:

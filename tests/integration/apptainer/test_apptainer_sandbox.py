@@ -161,7 +161,7 @@ async def test_an_episode_is_solved_and_graded_in_a_pristine_view(task_dir: Path
         _, reward, *_ = await env.step('{"analysis": "", "plan": "", "commands": [], "task_complete": true}')
         assert reward == 0
         await env.reset()
-        await env.step([(DONE, 5.0)])
+        await env.step([(DONE, 30.0)])
         _, reward, *_ = await env.step('{"analysis": "", "plan": "", "commands": [], "task_complete": true}')
         assert reward == 1
 

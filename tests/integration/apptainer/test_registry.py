@@ -90,7 +90,7 @@ async def test_what_one_machine_pushes_another_runs_without_a_builder(
         monkeypatch.setenv(variable, value)
     async with AsyncTerminalGymEnv(config) as env:
         await env.reset()
-        await env.step([(DONE, 5.0)])
+        await env.step([(DONE, 30.0)])
         _, reward, *_ = await env.step('{"analysis": "", "plan": "", "commands": [], "task_complete": true}')
         assert reward == 1
     assert [path.name for path in default_image_dir().glob("*.sif")] == [entries["first"]["file"]]

@@ -195,7 +195,7 @@ async def test_what_is_left_of_a_multi_step_task_counts_as_nothing(tmp_path: Pat
     config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", confirm_task_complete=False)
     async with AsyncTerminalGymEnv(config) as env:
         await env.reset()
-        await env.step([(DONE, 5.0)])
+        await env.step([(DONE, 30.0)])
         _, reward, done, _ = await env.step(COMPLETE)
         assert (reward, done) == (0.0, False)
         _, reward, done, info = await env.step([(RUINS["no shell"], 5.0)])

@@ -351,7 +351,7 @@ async def test_a_reward_of_several_keys_is_checked_and_forged_by_the_key_that_co
 
 @pytest.mark.local
 async def test_a_solution_has_the_time_that_the_task_gives_and_is_graded_then(tmp_path: Path, plan: CheckPlan) -> None:
-    task = write_task(tmp_path / "slow", toml="[agent]\ntimeout_sec = 2.0\n")
+    task = write_task(tmp_path / "slow", toml="[agent]\ntimeout_sec = 4.0\n")
     with (task / "solution" / "solve.sh").open("a") as solution:
         solution.write("sleep 3600\n")
     (check,) = await check_tasks([task], replace(plan, try_exploits=False))

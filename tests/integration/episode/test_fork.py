@@ -103,7 +103,7 @@ async def test_a_slower_replay_is_waited_for(task_dir: Path) -> None:
     """What ended before its deadline in the episode may take longer in the copy, on a machine that is busy."""
     parent = AsyncTerminalGymEnv(config_of(task_dir))
     await parent.reset()
-    seen = await parent.step([("[ -e /srv/slow ] && sleep 2; touch /tmp/was; echo over\n", 1.0)])
+    seen = await parent.step([("[ -e /srv/slow ] && sleep 7; touch /tmp/was; echo over\n", 5.0)])
     assert seen.info.get("waits") == ("prompt",)
     snapshot = await parent.snapshot()
     await parent.close()

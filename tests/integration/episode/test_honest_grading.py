@@ -34,7 +34,7 @@ async def episode(task_dir: Path, *keystrokes: str, **settings: Any) -> tuple[fl
     async with AsyncTerminalGymEnv(config) as env:
         await env.reset()
         for keys in keystrokes:
-            await env.step([(f"{keys}\n", 5.0)])
+            await env.step([(f"{keys}\n", 30.0)])
         _, reward, done, info = await env.step(COMPLETE)
     assert done
     return reward, info

@@ -45,7 +45,7 @@ async def copied(
 
 
 async def typed(env: AsyncTerminalGymEnv, line: str) -> None:
-    assert not (await env.step([(f"{line}\n", 5.0)])).done
+    assert not (await env.step([(f"{line}\n", 30.0)])).done
 
 
 async def graded(env: AsyncTerminalGymEnv) -> float:

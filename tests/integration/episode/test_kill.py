@@ -165,7 +165,7 @@ def test_an_interrupted_script_ends_by_the_signal_and_leaves_nothing(
         for number in signals:
             script.send_signal(number)
             time.sleep(0.02)
-        script.communicate(timeout=30)
+        script.communicate(timeout=PATIENCE_SEC)
     assert script.returncode == -signals[0]
     assert not is_clean or contents(scratch) == []
     assert run("reap").returncode == 0
@@ -226,7 +226,7 @@ async def cut_episode(task_dir: Path, at: int) -> int | None:
             TerminalEnvConfig(task_dir=task_dir, sandbox="local", confirm_task_complete=False)
         ) as env:
             await env.reset()
-            await env.step([(DONE, 1.0)])
+            await env.step([(DONE, 30.0)])
             await env.step(COMPLETE)
 
     cut = _Cut(episode(), at)

@@ -22,7 +22,7 @@ from tests.helpers.sandboxes.terminal_environments import LocalSandbox, start_lo
 pytestmark = pytest.mark.local
 
 _COLUMNS, _ROWS = 100, 30
-_LONG_SEC = 30.0
+_LONG_SEC = 60.0
 """A ceiling that a passing test never reaches."""
 
 CASES = {

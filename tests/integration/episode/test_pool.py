@@ -92,7 +92,7 @@ async def test_an_episode_from_the_pool_is_an_episode_like_any_other(task_dir: P
                 screen, info = await env.reset()
                 assert screen == fresh
                 assert info["metrics"]["pool/hit"] == float(number < 2) or number == 2
-                _, reward, done, info = await env.step([(DONE, 1.0)])
+                _, reward, done, info = await env.step([(DONE, 30.0)])
                 _, reward, done, info = await env.step(COMPLETE)
             assert (reward, done) == (1.0, True)
             assert recording.read_text().count('"i"') == 1

@@ -21,7 +21,7 @@ from tests.helpers.tasks import BASE, DONE, write_task
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 
-def message(*keystrokes: str, complete: bool = False, duration: float = 1.0) -> str:
+def message(*keystrokes: str, complete: bool = False, duration: float = 30.0) -> str:
     commands = [{"keystrokes": keys, "duration": duration} for keys in keystrokes]
     return json.dumps({"analysis": "a", "plan": "p", "commands": commands, "task_complete": complete})
 
@@ -36,7 +36,7 @@ async def test_an_episode_is_rewarded_by_the_verifier_when_it_is_done(task_dir: 
         assert info.get("instruction") == "Write the word done into /srv/answer.\n"
         assert info.get("sandbox") == "local"
         assert "$" in screen or "#" in screen
-        observation, reward, done, info = await env.step([("pwd\n", 1.0)])
+        observation, reward, done, info = await env.step([("pwd\n", 30.0)])
         assert "/srv" in observation
         assert (reward, done) == (0.0, False)
         observation, reward, done, info = await env.step(message(DONE, complete=True))
@@ -75,7 +75,7 @@ async def test_a_turn_without_task_complete_withdraws_it(task_dir: Path) -> None
 async def test_the_turn_budget_truncates_and_verifies(task_dir: Path) -> None:
     async with make_env(task_dir, max_turns=1) as env:
         await env.reset()
-        _, reward, done, info = await env.step([(DONE, 1.0)])
+        _, reward, done, info = await env.step([(DONE, 30.0)])
     assert (reward, done) == (1.0, True)
     assert info.get("end_reason") is EndReason.MAX_TURNS
     assert info.get("truncated") is True
@@ -98,8 +98,10 @@ async def test_a_megabyte_of_keystrokes_is_typed_or_refused(task_dir: Path) -> N
         observation, reward, done, info = await env.step([(lines, 30.0)])
         assert len(observation.encode()) <= env.config.terminal.max_observation_bytes
         assert (reward, done) == (0.0, False)
-        observation, *_ = await env.step([("echo still $((40 + 2))\n", 30.0)])
-    assert "still 42" in observation
+        keys = "echo still $((40 + 2))\n"
+        while "still 42" not in observation:  # a busy machine's shell reads 10,000 lines for longer than a step
+            observation, *_ = await env.step([(keys, 30.0)])
+            keys = ""
     assert info["turn"] == 1
 
 

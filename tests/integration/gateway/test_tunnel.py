@@ -326,7 +326,7 @@ async def check_tunnel(sandbox: BaseEnvironment, gateway: Gateway, session: Sess
         assert (await sandbox.exec(outside)).return_code != 0
         killed = await sandbox.exec("kill -9 $(pgrep -f '[s]erve_sandbox') 2>&1", user="dev")
         assert "not permitted" in (killed.stdout or "")
-    await output(sandbox, "for i in $(seq 100); do pgrep -f '[s]erve_sandbox' || exit 0; sleep 0.05; done; exit 1")
+    await output(sandbox, "for i in $(seq 1200); do pgrep -f '[s]erve_sandbox' || exit 0; sleep 0.05; done; exit 1")
     refused = await sandbox.exec(f"python3 -c {shlex.quote(PROGRAM)} {opened.base_url}")
     assert "Connection refused" in f"{refused.stdout}{refused.stderr}"
     assert len(session.calls) == 2

@@ -33,7 +33,7 @@ async def main():
     for _ in range(2):
         async with AsyncTerminalGymEnv(config) as env:
             _, info = await env.reset()
-            observation, *_ = await env.step([("stat -c %u:%a /srv/prepared /srv/built\\n", 1.0)])
+            observation, *_ = await env.step([("stat -c %u:%a /srv/prepared /srv/built\\n", 30.0)])
             seen.append([info["setup"], "7:600" in observation, "9:640" in observation])
     return seen
 
@@ -42,7 +42,7 @@ async def stand_on(rootfs):
     config = TerminalEnvConfig(task_dir=task, sandbox="local", sandbox_options={"rootfs": str(rootfs)})
     async with AsyncTerminalGymEnv(config) as env:
         await env.reset()
-        observation, *_ = await env.step([("stat -c %u:%g /etc/shadow\\n", 1.0)])
+        observation, *_ = await env.step([("stat -c %u:%g /etc/shadow\\n", 30.0)])
         return "0:42" in observation
 
 (rootfs,) = (cache_dir() / "bases").glob("*.tar")

@@ -118,7 +118,7 @@ async def test_its_service_is_seen_by_healthcheck_and_verifier_and_survives_the_
     config = TerminalEnvConfig(task_dir=task, sandbox=kind)
     async with AsyncTerminalGymEnv(config) as env:
         await env.reset()
-        await env.step([Command("sleep 1000 &\n", 1.0)])
+        await env.step([Command("sleep 1000 &\n", 30.0)])
         done = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
         await env.step(done)
         _, reward, is_done, info = await env.step(done)

@@ -39,7 +39,7 @@ async def test_local_sandboxes_share_one_set_up_which_is_roots(task_dir: Path) -
         for _ in range(2):
             _, info = await env.reset()
             assert info.get("setup") == "shared"
-            seen.add((await env.step([("cat /srv/who /srv/runs; id -un\n", 1.0)]))[0])
+            seen.add((await env.step([("cat /srv/who /srv/runs; id -un\n", 30.0)]))[0])
     (text,) = seen
     assert "root\n" in text
     assert "nobody" in text

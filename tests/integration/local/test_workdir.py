@@ -25,7 +25,7 @@ async def test_where_the_shell_opens(toml: str, command: str | None, expected: s
     config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", sandbox_options=options, setup_command=command)
     async with AsyncTerminalGymEnv(config) as env:
         await env.reset()
-        seen = (await env.step([("pwd; ls\n", 5.0)])).observation
+        seen = (await env.step([("pwd; ls\n", 30.0)])).observation
     assert f"\n{expected}\n" in f"\n{seen}"
     assert ("prepared" in seen) is (command is not None)
 

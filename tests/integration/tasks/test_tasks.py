@@ -103,15 +103,15 @@ async def grade(name: str, command: str) -> float:
 async def test_vim_swap_recovery_is_solved_with_keystrokes_in_vim(engine: str) -> None:
     async with env_for("vim_swap_recovery", engine) as env:
         screen, _ = await env.reset()
-        screen, _, _, _ = await env.step([("vim -r incident.md\n", 5.0)])
+        screen, _, _, _ = await env.step([("vim -r incident.md\n", 10.0)])
         assert "Recovery completed" in screen
-        screen, _, _, _ = await env.step([("\n", 1.0)])
+        screen, _, _, _ = await env.step([("\n", 10.0)])
         assert "nightly export" in screen
-        await env.step([("/Owner\n", 1.0), ("f?s", 1.0), ("dana", 1.0), ("Escape", 1.0)])
-        screen, _, _, info = await env.step([(":%s/owner: ?$/owner: dana/\n", 1.0)])
+        await env.step([("/Owner\n", 10.0), ("f?s", 10.0), ("dana", 10.0), ("Escape", 10.0)])
+        screen, _, _, info = await env.step([(":%s/owner: ?$/owner: dana/\n", 10.0)])
         assert screen.count("wner: dana") == 4
         assert "fullscreen" in info.get("waits", ())
-        await env.step([(":wq\n", 2.0), ("rm .incident.md.swp\n", 2.0)])
+        await env.step([(":wq\n", 30.0), ("rm .incident.md.swp\n", 30.0)])
         reward, is_over, info = await finish(env)
         assert (reward, is_over) == (1.0, True)
         assert info.get("rewards") == {"reward": 1.0, "recovered": 1.0, "edited": 1.0, "tidy": 1.0}
@@ -121,17 +121,17 @@ async def test_vim_swap_recovery_is_solved_with_keystrokes_in_vim(engine: str) -
 async def test_sensor_console_is_solved_by_reading_each_answer(engine: str) -> None:
     async with env_for("sensor_console", engine) as env:
         await env.reset()
-        screen, _, _, info = await env.step([("station\n", 3.0)])
+        screen, _, _, info = await env.step([("station\n", 30.0)])
         assert "station>" in screen
         assert info.get("waits", ()) == ("tty_read",)
         for sensor in "ABC":
             low, high = 0, 99
             while "locked" not in screen:
                 middle = (low + high) // 2
-                screen, _, _, _ = await env.step([(f"try {sensor} {middle}\n", 3.0)])
+                screen, _, _, _ = await env.step([(f"try {sensor} {middle}\n", 30.0)])
                 low, high = (middle + 1, high) if "too low" in screen else (low, middle - 1)
             screen = ""
-        screen, _, _, _ = await env.step([("commit\n", 3.0), ("quit\n", 3.0)])
+        screen, _, _, _ = await env.step([("commit\n", 30.0), ("quit\n", 30.0)])
         assert "committed, 3 of 3 locked" in screen
         reward, is_over, _ = await finish(env)
         assert (reward, is_over) == (1.0, True)
@@ -147,15 +147,15 @@ async def test_log_rotation_is_graded_step_by_step() -> None:
     async with env_for("log_rotation_steps", "local") as env:
         _, info = await env.reset()
         assert "never rotated" in info.get("instruction", "")
-        await env.step([(f"{ROTATE}\n", 5.0)])
+        await env.step([(f"{ROTATE}\n", 30.0)])
         reward, is_over, info = await finish(env)
         assert (reward, is_over) == (0.0, False)
         assert "gzip" in info.get("instruction", "")
-        await env.step([("cd /var/log/shop; gzip shop.log.2 shop.log.3\n", 5.0)])
+        await env.step([("cd /var/log/shop; gzip shop.log.2 shop.log.3\n", 30.0)])
         reward, is_over, info = await finish(env)
         assert (reward, is_over) == (0.0, False)
         assert list(info.get("step_rewards", ()))[1:] == [{"reward": 1.0, "kept": 1.0}]
-        await env.step([(f"cd /var/log/shop; {REPORT} > ~/report.txt\n", 5.0)])
+        await env.step([(f"cd /var/log/shop; {REPORT} > ~/report.txt\n", 30.0)])
         reward, is_over, info = await finish(env)
         assert (reward, is_over) == (info.get("episode_reward"), True)
         assert reward == pytest.approx((0.75 + 1 + 1) / 3)
@@ -176,7 +176,7 @@ async def test_log_rotation_ends_at_a_gate(steps: Sequence[str], rewards: Sequen
         outcomes: list[bool] = []
         info = EpisodeInfo(turn=0, metrics={})
         for command in steps:
-            await env.step([(f"{command}\n", 5.0)])
+            await env.step([(f"{command}\n", 30.0)])
             _, is_over, info = await finish(env)
             outcomes.append(is_over)
         assert outcomes == [number == len(rewards) for number in range(1, len(rewards) + 1)]

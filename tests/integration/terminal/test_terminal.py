@@ -147,9 +147,10 @@ async def test_an_odd_duration_is_the_floor(sandbox: Sandbox, wait_sec: float) -
     await terminal.close()
 
 
-async def test_empty_keystrokes_at_the_prompt_wait_for_background_output(terminal: Terminal) -> None:
-    await enter(terminal, "(sleep 0.8; echo background) &\n")
-    turn = await enter(terminal, "", wait_sec=1.5)
+async def test_empty_keystrokes_at_the_prompt_wait_for_background_output(sandbox: Sandbox, terminal: Terminal) -> None:
+    await enter(terminal, "(until [ -e go ]; do sleep 0.1; done; echo background) &\n")
+    await sandbox.exec("touch /srv/go")
+    turn = await enter(terminal, "", wait_sec=3.0)
     assert (turn.text, turn.waits) == ("$ background", ("deadline",))
 
 
@@ -449,7 +450,7 @@ async def test_closing_stops_what_the_policy_started(sandbox: Sandbox) -> None:
         "exec 5>&1; sleep 1004\n",
         wait_sec=1.0,
     )
-    assert len((await read(sandbox, "pgrep -f 'sleep 100[1-4]$'")).splitlines()) == 4
+    await read(sandbox, "until [ $(pgrep -c -f 'sleep 100[1-4]$') = 4 ]; do sleep 0.05; done")
     directory = await read(sandbox, "ls -dt /run/.terminal-* | head -n 1")
     await terminal.close()
     await terminal.close()
@@ -459,7 +460,7 @@ async def test_closing_stops_what_the_policy_started(sandbox: Sandbox) -> None:
 async def test_closing_works_without_the_sessions_files(sandbox: Sandbox) -> None:
     terminal = await open_session(sandbox)
     await enter(terminal, "nohup sleep 1005 >/dev/null 2>&1 &\n", "rm -rf /run/.terminal-*\n", wait_sec=30.0)
-    assert await read(sandbox, "pgrep -fc 'sleep 100[5]$'") == "1"
+    await read(sandbox, "until [ $(pgrep -c -f 'sleep 100[5]$') = 1 ]; do sleep 0.05; done")
     await terminal.close()
     assert await read(sandbox, "pgrep -fa 'sleep 100[5]$|[.]terminal-'") == ""
 

@@ -31,7 +31,7 @@ async def test_a_command_that_nobody_waits_for_leaves_no_pipe() -> None:
         pipe.close_far_end()  # the sandbox has them, and is gone
     answered.set_result({"lost": True})
     await settle()
-    assert open_files() == before
+    assert open_files() <= before, "an earlier test's may be closed meanwhile"
     assert command.stdout is not None
     assert await command.stdout.read() == b""
 

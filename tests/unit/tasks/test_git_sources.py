@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym._runtime.console.progress import shown_by
+from harbor_gym._runtime.procfs import descendants
 from harbor_gym.errors import TaskSourceError
 from harbor_gym.tasks import GitSpec, resolve
 from harbor_gym.tasks.resolve import resolve_tasks
@@ -35,10 +36,6 @@ def answer(asked: Path, script: str) -> None:
 def noted(asked: Path) -> list[str]:
     """Return git's process, whether it might prompt, what it reads from, and its arguments; nothing if never called."""
     return asked.read_text(encoding="utf-8").split() if asked.exists() else []
-
-
-def is_there(pid: str) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def spec(ref: str | None) -> GitSpec:
@@ -92,9 +89,10 @@ async def test_a_git_that_fails_is_quoted_on_one_line(asked: Path) -> None:
 async def test_a_git_that_does_not_answer_is_stopped(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "_GIT_LOOK_TIMEOUT_SEC", 0.3)
     answer(asked, "exec sleep 1000")
+    before = descendants(os.getpid())
     with pytest.raises(TaskSourceError, match=r"did not answer within 0\.3 s"):
         await _commit_of(spec("main"))
-    assert not is_there(noted(asked)[0]), "git is stopped and collected before the error is raised"
+    assert descendants(os.getpid()) <= before, "git is stopped and collected before the error is raised"
 
 
 async def test_without_git_a_source_of_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

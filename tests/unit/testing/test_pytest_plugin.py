@@ -57,7 +57,9 @@ class TestSilent(EnvContract):
 LEFTOVERS = """
 import subprocess, tempfile
 import pytest
+from harbor_gym.testing import pytest_plugin
 
+pytest_plugin._SETTLE_SEC = 0.5
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 def test_clean():

@@ -80,12 +80,13 @@ def test_a_kernel_that_died_and_long_output(notebook: Any) -> None:
 
 
 def test_a_cell_that_runs_on(notebook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jupyter, "_CELL_TIMEOUT_SEC", 0.5)
     notebook.reset(task_index=0)
-    shown = notebook.run_cell("import time\nprint('begin', flush=True)\nwhile True: time.sleep(0.1)")
-    assert "[still running; run_cell with empty code waits for it" in shown
-    assert "[the last cell still runs: this one was not executed]" in notebook.run_cell("1")
-    assert "[still running" in notebook.run_cell("")
+    with monkeypatch.context() as patch:
+        patch.setattr(jupyter, "_CELL_TIMEOUT_SEC", 0.5)
+        shown = notebook.run_cell("import time\nprint('begin', flush=True)\nwhile True: time.sleep(0.1)")
+        assert "[still running; run_cell with empty code waits for it" in shown
+        assert "[the last cell still runs: this one was not executed]" in notebook.run_cell("1")
+        assert "[still running" in notebook.run_cell("")
     notebook.restart_kernel()
     assert notebook.run_cell("") == "[no cell runs]"
     assert notebook.run_cell("'again'") == "'again'"

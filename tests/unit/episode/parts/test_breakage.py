@@ -13,6 +13,7 @@ import pytest
 from harbor.environments.base import BaseEnvironment, ExecResult
 
 from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of, sound_answer
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.host_shell import HostShell
 
 INTERPRETER_LOST = "which runs the tests, does not run any more"
@@ -136,12 +137,9 @@ async def test_a_terminal_that_was_stopped_or_killed_is_the_policys_doing(
 ) -> None:
     terminal = [str(os.getpid()), str(sleeper.pid)]
     sleeper.send_signal(number)
-    found = None
-    for _ in range(200):
-        found = await breakage(Shell(), interpreter=interpreter, terminal=terminal)
-        if found is not None:
-            break
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(PATIENCE_SEC):
+        while (found := await breakage(Shell(), interpreter=interpreter, terminal=terminal)) is None:  # noqa: ASYNC110 - a signal that takes effect sends no event
+            await asyncio.sleep(0.01)
     assert found == TERMINAL_LOST
     sleeper.kill()
     sleeper.wait()
