@@ -384,8 +384,7 @@ _HOST = """
     from harbor_gym.config import TerminalConfig
     from harbor_gym.terminal import open_terminal
     from harbor_gym.types import Command
-    from tests.helpers.patience import PATIENCE_SEC
-from tests.helpers.sandboxes.terminal_environments import Container
+    from tests.helpers.sandboxes.terminal_environments import Container
 
     async def main():
         terminal = await open_terminal(Container(sys.argv[1], Path(sys.argv[2])), TerminalConfig())
