@@ -31,7 +31,7 @@ pytestmark = [
 
 REPEATS = 4
 MAX_CONTEXT_TOKENS = 30_000
-LATE = message("sleep 5\n", duration=30.0)
+LATE = message("sleep 2\n", duration=5.0)
 SECOND = PASS_IF_DONE.replace("answer", "second")
 WORKDIR = "/srv/app"
 PLACED = PASS_IF_DONE.replace("/srv", WORKDIR)
@@ -65,7 +65,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("odd::unbuildable", OWN, {}),
     ("odd::long", OWN, {}),
     ("placed::relative", OWN, {}),
-    ("good::late", OWN, {"harbor_gym": {"harbor_agent_timeout": 4.0}}),
+    ("good::late", OWN, {"harbor_gym": {"harbor_agent_timeout": 1.0}}),
     ("good::solved", AGENT, {}),
     ("odd::broken", AGENT, {"harbor_gym": {"max_retries": 0}}),
 )
