@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-criu engines-registry engines-browser train learn policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -23,13 +23,16 @@ engines-docker: ## Install Docker with Compose v2 and start it where nothing els
 engines-apptainer: ## Unpack Apptainer into build/engines where it is not installed
 	.ci/engines.sh apptainer
 
+engines-criu: ## Unpack CRIU, which copies processes, into build/engines where it is not installed
+	.ci/engines.sh criu
+
 engines-registry: ## Unpack a registry of images into build/engines where it is not installed, for tests
 	.ci/engines.sh registry
 
 engines-browser: ## Install Chromium, for the tests of the page
 	.ci/engines.sh browser
 
-engines: engines-local engines-docker engines-apptainer engines-registry engines-browser ## All of the above
+engines: engines-local engines-docker engines-apptainer engines-criu engines-registry engines-browser ## All of the above
 
 train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS= adds flags)
 	.venv/bin/harbor-gym train --task-dir tasks/devops_task --env local --backend local --zero-reward-on-limit $(ARGS)

@@ -7,6 +7,7 @@
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 #   engines.sh agents   the programs of Harbor's agents that tests run on this machine, below build/agents
 #   engines.sh apptainer   Apptainer, unpacked into build/engines; nothing where it or Singularity is installed
+#   engines.sh criu     CRIU, which copies processes, unpacked into build/engines; nothing where 4.2 or later is installed
 #   engines.sh registry    the registry of images that tests push to, unpacked into build/engines: installed it would be a service
 # Without root or apt it prints what to install and fails.
 set -euo pipefail
@@ -227,6 +228,20 @@ apptainer_engine() {
   log 'going on without apptainer: its tests are skipped'
 }
 
+# Older ones than 4.2 fail on each internet socket of Linux 6.16 and later.
+has_criu() {
+  local version
+  version=$(criu --version 2>/dev/null) || return 1
+  [[ $version =~ Version:\ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] >= 402))
+}
+
+criu_engine() {
+  if has_criu; then return 0; fi
+  "$here/criu/unpack.sh" && return 0
+  ! is_required criu || die 'criu is not available'
+  log 'going on without criu: its tests are skipped'
+}
+
 registry_engine() {
   local folder=build/engines/registry work
   cd "$here/.."
@@ -259,8 +274,9 @@ case ${1:-} in
   local) local_engine ;;
   docker) docker_client; docker_daemon; docker_plugins ;;
   apptainer) apptainer_engine ;;
+  criu) criu_engine ;;
   registry) registry_engine ;;
   browser) browser_engine ;;
   agents) agents ;;
-  *) die 'usage: engines.sh local|docker|apptainer|registry|browser|agents' ;;
+  *) die 'usage: engines.sh local|docker|apptainer|criu|registry|browser|agents' ;;
 esac

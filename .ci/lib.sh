@@ -106,7 +106,7 @@ unpack_programs() {
   for package in "$work"/cache/archives/*.deb; do
     [[ ${package##*/} =~ $unwanted ]] || dpkg-deb -x "$package" "$root"
   done
-  rm -rf "${root:?}"/usr/{share,sbin,include}
+  rm -rf "${root:?}"/usr/{share,include}
   libraries=$(dirname "$root"/usr/lib/*-linux-gnu/libc.so.6)
   loader=$(echo "$libraries"/ld-linux-*.so.*)
   cp "$root/usr/bin/patchelf" "$work/patchelf"

@@ -1,10 +1,12 @@
 """The environment: the order of calls, budgets and outcomes; ``terminal`` and ``episode`` do the rest."""
 
 import asyncio
+import contextlib
 import copy
+import logging
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -21,10 +23,10 @@ from harbor_gym.episode.budgets import EpisodeBudgets
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
-from harbor_gym.episode.prepared import PreparedEpisode
-from harbor_gym.episode.replay import REPLAY, require_mode, require_same, require_start, with_patience
+from harbor_gym.episode.prepared import DumpedEpisode, PreparedEpisode
+from harbor_gym.episode.replay import EXACT, REPLAY, require_mode, require_same, require_start, with_patience
 from harbor_gym.episode.trajectory import Trajectory
-from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.errors import HarborGymError, SandboxError, UsageError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.parsed import ParsedAction
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 Action = str | Sequence[Command | tuple[str, float]]
 """Commands (keystrokes, duration in seconds), or the text of one message in the configuration's ``action_format``."""
 
+
+_logger = logging.getLogger(__name__)
 
 _POLICYS_END = (EndReason.COMPLETED, EndReason.NO_TOOL_CALL)
 
@@ -72,12 +76,20 @@ class _Running:
     beside_turns: str | None = None
     """The name of a method that changed the episode without taking a turn, which no replay repeats."""
 
+    def in_copy(self, prepared: PreparedEpisode) -> "_Running":
+        """Return the same episode as a copy of its sandbox has it; a recorder it gets with its trial's folder."""
+        own = {name: copy.deepcopy(getattr(self, name)) for name in ("step_rewards", "trajectory", "start_info")}
+        lists = {"turns": list(self.turns), "tool_metrics": dict(self.tool_metrics)}
+        account = replace(self.account)
+        return replace(self, prepared=prepared, account=account, recorder=None, fork_mode=EXACT, **own, **lists)
+
 
 class _State(StrEnum):
     IDLE = "not reset"
     STARTING = "starting"
     READY = "ready"
     STEPPING = "in a step"
+    COPYING = "being copied"
     DONE = "done"
     FAILED = "failed"
     CLOSED = "closed"
@@ -161,11 +173,14 @@ class AsyncTerminalGymEnv:
         copied, self._copied = self._copied, None
         if copied is not None and self._state is _State.READY:
             return copied
+        return await self._begin(lambda: self._start(seed))
+
+    async def _begin(self, start: Callable[[], Awaitable[tuple[str, ResetInfo]]]) -> tuple[str, ResetInfo]:
         self._state = _State.STARTING
         try:
             await self._release()
             self._loop = asyncio.get_running_loop()
-            observation, info = await self._start(seed)
+            observation, info = await start()
         except BaseException:
             await self._fail()
             raise
@@ -237,13 +252,14 @@ class AsyncTerminalGymEnv:
             n: How many, at least 1.
             mode: ``replay``: type the episode's keystrokes in fresh sandboxes, which takes the time of its commands,
                 and compare each screen. It is exact for commands that do the same each time; a difference that no
-                screen shows is not seen. ``exact``: copy files and processes; no sandbox can yet. ``auto``: the best
-                that the sandbox can.
+                screen shows is not seen. ``exact``: copy files and processes, by CRIU; for ``local`` sandboxes with the
+                option ``forkable``. ``auto``: ``exact`` where that can be done, else ``replay``; the copies'
+                ``info["fork_mode"]`` states which, and the log why.
 
         Raises:
             UsageError: As :meth:`snapshot`, or the mode can't be had.
             ForkDivergedError: A replay shows another screen. As with any failure, no copy is left then.
-            SandboxError, TerminalError: As :meth:`reset`.
+            SandboxError, TerminalError: As :meth:`reset`, or the processes can't be copied. The episode goes on.
         """
         require_mode(mode)
         if n < 1:
@@ -251,14 +267,39 @@ class AsyncTerminalGymEnv:
         # The task is this episode's own: no copy has to read its files again.
         start = {"start_from": replace(await self.snapshot(), task_digest=""), "recording_path": None}
         copies = [type(self)(self.config.model_copy(update=start), pool=self._pool) for _ in range(n)]
-        try:
-            async with task_group() as group:
-                for each in copies:
-                    group.create_task(each._begin_copy())
-        except BaseException:
-            await shielded(_close(copies))
-            raise
+        running, budgets = self._episode_at_hand, self._budgets
+        async with self._dumped(mode) as dumped:
+            try:
+                async with task_group() as group:
+                    for each in copies:
+                        group.create_task(each._begin_copy(running, budgets, dumped))
+            except BaseException:
+                await shielded(_close(copies))
+                raise
+        for each in copies:
+            each.screen = each.screen or self.screen
         return copies
+
+    @contextlib.asynccontextmanager
+    async def _dumped(self, mode: ForkMode) -> AsyncGenerator[DumpedEpisode | None]:
+        """Hold the episode at the present turn with a dump of it; None where it is to be replayed."""
+        if mode == REPLAY:
+            yield None
+            return
+        self._state = _State.COPYING
+        try:
+            dumped = await self._episode_at_hand.prepared.dump()
+        except (UsageError, SandboxError) as exc:
+            if mode == EXACT:
+                raise
+            _logger.info("the episode is copied by replay: %s", exc)
+        else:
+            with contextlib.closing(dumped):
+                yield dumped
+            return
+        finally:
+            self._become(_State.READY)
+        yield None
 
     async def exec(self, command: str, *, timeout_sec: float) -> "SideResult":
         """Run shell text in the sandbox as the policy's user, beside its terminal.
@@ -318,8 +359,39 @@ class AsyncTerminalGymEnv:
 
     # -- one episode ---------------------------------------------------------------------------------------------
 
-    async def _begin_copy(self) -> None:
-        self._copied = await self.reset()
+    async def _begin_copy(self, parent: _Running, budgets: EpisodeBudgets, dumped: DumpedEpisode | None) -> None:
+        def start() -> Awaitable[tuple[str, ResetInfo]]:
+            return self._start(None) if dumped is None else self._start_copy(parent, budgets, dumped)
+
+        self._copied = await self._begin(start)
+
+    async def _start_copy(
+        self, parent: _Running, budgets: EpisodeBudgets, dumped: DumpedEpisode
+    ) -> tuple[str, ResetInfo]:
+        """Go on with another episode's turns in a copy of its sandbox; return what its last one returned."""
+        prepared = PreparedEpisode(self.config, dumped)
+        running = self._running = parent.in_copy(prepared)
+        self._budgets = copy.copy(budgets)
+        await prepared.prepare()
+        if parent.recorder is not None and (path := self._recording_path(prepared.episode)) is not None:
+            running.recorder = await asyncio.to_thread(parent.recorder.in_copy, path)
+            if self._running is not running:
+                running.recorder.close()  # close() came meanwhile, and there was none yet
+        metrics = {
+            "time/sandbox_start_sec": prepared.episode.sandbox_start_sec,
+            "time/terminal_open_sec": prepared.terminal_open_sec,
+        }
+        last = parent.turns[-1].info if parent.turns else parent.start_info
+        instruction = prepared.phase.instruction
+        info: ResetInfo = {
+            **parent.start_info,
+            **last,
+            "metrics": metrics,
+            "instruction": instruction,
+            "fork_mode": EXACT,
+        }
+        screen = running.shown if running.turns else (await prepared.look()).text
+        return screen, info
 
     async def _start(self, seed: int | None) -> tuple[str, ResetInfo]:
         snapshot = await asyncio.to_thread(read_start, self.config.start_from)

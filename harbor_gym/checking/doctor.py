@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -22,10 +23,10 @@ from harbor_gym._runtime.cache import cache_dir, cache_path
 from harbor_gym._runtime.disks import require_temporary
 from harbor_gym._runtime.processes import ask
 from harbor_gym.checking.capacity import USUAL_MEMORY_MB, sandboxes_at_once
-from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
+from harbor_gym.errors import HarborGymError, MissingDependencyError, SandboxError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
 from harbor_gym.sandboxes.apptainer import programs as apptainer
-from harbor_gym.sandboxes.local import cgroups, own_ids
+from harbor_gym.sandboxes.local import cgroups, criu, own_ids
 from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES
@@ -148,7 +149,19 @@ def _local() -> Iterable[Finding]:
     refusal, fix = rootless.network_refusal()
     cost = "tasks run without a network" if rootless.is_rootless() else "tasks with a network are refused"
     yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
+    yield _criu()
     yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no harbor-gym base")
+
+
+def _criu() -> Finding:
+    """Look whether CRIU works, by its own check."""
+    try:
+        program = asyncio.run(criu.found()).program
+    except SandboxError as exc:
+        why, _, fix = str(exc).rpartition(": ")
+        return Finding("local", "criu", ok=False, note=f'{why}: no fork(mode="exact")', fix=fix, is_needed=False)
+    version, _ = _ask(program, "--version")
+    return Finding("local", "criu", ok=True, note=version.removeprefix("Version: "), is_needed=False)
 
 
 def _open_files(most: int, sandboxes: int) -> Finding:

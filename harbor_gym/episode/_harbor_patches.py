@@ -23,6 +23,10 @@ _CALLS = (
 """The methods through which a caller acts on a sandbox."""
 
 
+_PREPARING_CALLS = ("exec", "upload_file", "upload_dir", "ensure_dirs", "empty_dirs", "reset_dirs")
+"""Those by which Harbor, and an episode, prepare a sandbox for its policy."""
+
+
 class _QuietTask(Task):
     @property
     @override
@@ -95,6 +99,25 @@ def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awai
         await stop(delete)
 
     environment.stop = examined
+
+
+def prepare_nothing(environment: BaseEnvironment, is_prepared: Callable[[], bool]) -> None:
+    """Answer what prepares a sandbox for its policy as done, while that is so: no call reaches into it.
+
+    A copy of a sandbox was prepared in the one that was copied, and its files are the policy's.
+    """
+    for name in _PREPARING_CALLS:
+        setattr(environment, name, _answered(getattr(environment, name), is_prepared))
+
+
+def _answered(
+    call: Callable[..., CoroutineType[Any, Any, ExecResult]], is_done: Callable[[], bool]
+) -> Callable[..., CoroutineType[Any, Any, ExecResult]]:
+    @functools.wraps(call)
+    async def answered_call(*args: Any, **kwargs: Any) -> ExecResult:
+        return ExecResult(stdout="", stderr="", return_code=0) if is_done() else await call(*args, **kwargs)
+
+    return answered_call
 
 
 def precede_commands(environment: BaseEnvironment, before: Callable[[], Awaitable[None]]) -> None:

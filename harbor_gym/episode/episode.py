@@ -5,7 +5,7 @@ import contextvars
 import shutil
 import tempfile
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -41,7 +41,7 @@ from harbor_gym.errors import (
     TaskUnsupportedError,
     UsageError,
 )
-from harbor_gym.sandboxes.extensions import ReportsLeftBehind
+from harbor_gym.sandboxes.extensions import ReportsLeftBehind, SupportsProcessCopies
 from harbor_gym.terminal.session import Leftovers
 
 # Harbor's agent timeout would count the policy's thinking time; our budgets end episodes instead.
@@ -72,6 +72,20 @@ class AgentPhase:
 
     resources: Resources
     """Skills and MCP servers that the task declares; the instruction lists them already."""
+
+
+@dataclass(frozen=True)
+class DumpedPhase:
+    """The first phase of an episode at one moment, from which copies begin. Whoever has it closes it."""
+
+    phase: AgentPhase
+    guard: GradingGuard
+    dump: Any
+    """The sandbox's."""
+
+    def close(self) -> None:
+        """Free the dump. Copies that were restored go on."""
+        self.dump.close()
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,7 @@ class Episode:
         verifier: Harbor's settings of a run's verifier (its ``VerifierConfig``); None are Harbor's defaults.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
+        copied: Begin as a copy: what is before the policy was done, and seen, in the episode that was dumped.
 
     Raises:
         UsageError: A verifier's setting is unknown or would disable it, or its class can't be imported.
@@ -135,8 +150,10 @@ class Episode:
         verifier: Mapping[str, Any] | None = None,
         verify_paths: VerifyPaths = "auto",
         ambiguous_failures: AmbiguousFailures = "zero",
+        copied: DumpedPhase | None = None,
     ) -> None:
         self._task = task
+        self._copied = copied
         self._environment_config = environment
         self._verifier_config = _verifier_config(verifier or {})
         self._verify_paths: VerifyPaths = verify_paths
@@ -202,8 +219,14 @@ class Episode:
             forget()
         self._check_open()
         self._guard = GradingGuard(
-            self._trial, verify_paths=self._verify_paths, ambiguous_failures=self._ambiguous_failures
+            self._trial,
+            verify_paths=self._verify_paths,
+            ambiguous_failures=self._ambiguous_failures,
+            copied=self._copied.guard if self._copied is not None else None,
         )
+        if self._copied is not None:
+            _copyable(self._trial.agent_environment).begin_as(self._copied.dump)
+            _harbor_patches.prepare_nothing(self._trial.agent_environment, lambda: self._copied is not None)
         _harbor_patches.note_start_error(self._trial.agent_environment, self._note_start_error)
         if (portal := current_portal()) is not None:
             portal.close_at_exit(self)
@@ -213,6 +236,35 @@ class Episode:
             error = failures.start_failure(self._finished_result(self._run), self._start_error)
             raise await self.explain(error) from self._start_error
         return phase
+
+    async def dump(self, find_root: Callable[[], Awaitable[int]]) -> DumpedPhase:
+        """Dump the sandbox with the processes of the policy's terminal, which go on undisturbed.
+
+        Args:
+            find_root: Ends all else that this machine runs in the sandbox, and returns the id of the terminal's first
+                process there.
+
+        Raises:
+            UsageError: The sandbox can't be copied, or this is a later step of a multi-step task.
+            SandboxError: Its processes can't be dumped.
+        """
+        if self._phase is None or self._guard is None:
+            raise UsageError("no agent phase is running")
+        sandbox = _copyable(self._phase.environment)
+        if self._phases_ended:
+            raise UsageError('mode="exact" copies the first step of a multi-step task alone: use mode="replay"')
+        return DumpedPhase(self._phase, self._guard, await sandbox.dump(await find_root()))
+
+    async def restore(self) -> None:
+        """Bring back the processes of the phase that this episode is a copy of. Once, before anything else runs there.
+
+        Raises:
+            SandboxError: They can't be restored.
+        """
+        assert self._copied is not None
+        assert self._trial is not None
+        await _copyable(self._trial.agent_environment).restore(self._copied.dump)
+        self._copied = None
 
     async def end_phase(
         self, *, keep_processes: bool = False, is_last: bool = False, terminal: Leftovers | None = None
@@ -327,6 +379,8 @@ class Episode:
         """Open an agent phase (called by the trial's agent)."""
         assert self._trial is not None
         done = asyncio.get_running_loop().create_future()
+        if self._copied is not None:
+            instruction, resources = self._copied.phase.instruction, self._copied.phase.resources
         limit_sec = phase_timeout_sec(self._task, current_step(self._trial))
         phase = AgentPhase(instruction, environment, environment.default_user, limit_sec, context, done, resources)
         self._phases.put_nowait(phase)
@@ -494,6 +548,20 @@ async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await cancel_and_wait(task)
         raise
+
+
+def _copyable(environment: BaseEnvironment) -> SupportsProcessCopies:
+    """Return a sandbox whose processes can be copied.
+
+    Raises:
+        UsageError: They can't.
+    """
+    if isinstance(environment, SupportsProcessCopies) and environment.is_forkable:
+        return environment
+    raise UsageError(
+        'mode="exact" needs a local sandbox with the option forkable (sandbox="local", sandbox_options={"forkable": '
+        'True}): use that, or mode="replay", which types the same keystrokes again and compares each screen'
+    )
 
 
 def _verifier_config(settings: Mapping[str, Any]) -> VerifierConfig:

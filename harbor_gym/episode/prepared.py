@@ -7,15 +7,15 @@ import contextlib
 import functools
 import shutil
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 from harbor_gym import sandboxes
 from harbor_gym._runtime.rate_limit import back_off_starts, pass_start_gate
 from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.sandboxes.setup_command import require_success
-from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
+from harbor_gym.terminal import Terminal, TerminalTurn, TmuxTerminal, open_terminal
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 
 if TYPE_CHECKING:
@@ -23,8 +23,22 @@ if TYPE_CHECKING:
 
     from harbor_gym.config import TerminalEnvConfig
     from harbor_gym.episode import AgentPhase, Episode
+    from harbor_gym.episode.episode import DumpedPhase
     from harbor_gym.episode.mcp import McpServers, ToolResult
     from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
+
+
+@dataclass(frozen=True)
+class DumpedEpisode:
+    """A running episode at one moment, from which copies begin. Whoever has it closes it."""
+
+    phase: DumpedPhase
+    terminal: TmuxTerminal
+    first_turn: TerminalTurn
+
+    def close(self) -> None:
+        """Free the memory. Copies that are prepared go on."""
+        self.phase.close()
 
 
 class PreparedEpisode:
@@ -32,16 +46,18 @@ class PreparedEpisode:
 
     Args:
         config: The task and the sandbox; budgets and recordings play no part here.
+        copied: Begin as a copy of this episode of the same configuration.
     """
 
-    def __init__(self, config: TerminalEnvConfig) -> None:
+    def __init__(self, config: TerminalEnvConfig, copied: DumpedEpisode | None = None) -> None:
         self._config = config
+        self._copied = copied
         self._task: Task | None = None
         self._episode: Episode | None = None
         self._phase: AgentPhase | None = None
         self._servers: McpServers | None = None
         self._terminal: Terminal | None = None
-        self._first_turn: TerminalTurn | None = None
+        self._first_turn = copied.first_turn if copied is not None else None
         self._is_closed = False
         self.terminal_open_sec = 0.0
         """Seconds that opening the terminal took."""
@@ -74,17 +90,40 @@ class PreparedEpisode:
             verifier=config.verifier,
             verify_paths=config.verify_paths,
             ambiguous_failures=config.ambiguous_failures,
+            copied=self._copied.phase if self._copied is not None else None,
         )
         self._phase = await _start(self._episode)
+        if self._copied is not None:
+            started, copied, self._copied = time.monotonic(), self._copied, None
+            await self._episode.restore()
+            self._terminal = copied.terminal.in_copy(self._phase.environment)
+            self.terminal_open_sec = time.monotonic() - started
+            await self._require_open()
+            return
         if config.setup_command is not None and not is_taken:
             await _set_up(self._phase, config.setup_command, self._task.config.environment.build_timeout_sec)
         self._phase = await self._with_tools(self._phase, is_first=True)
         started = time.monotonic()
         self._terminal = await _open_terminal(self._phase, config)
         self.terminal_open_sec = time.monotonic() - started
+        await self._require_open()
+
+    async def _require_open(self) -> None:
         if self._is_closed:
             await self.close()
             raise UsageError("the episode was closed while its terminal was being opened")
+
+    async def dump(self) -> DumpedEpisode:
+        """Dump the episode, which goes on undisturbed.
+
+        Raises:
+            UsageError: It can't be copied: its sandbox can't, or its tools' servers run beside the terminal.
+            SandboxError: Its processes can't be dumped.
+        """
+        if self._servers is not None:
+            raise UsageError('mode="exact" copies no MCP servers, and the task has some: use mode="replay"')
+        terminal, first_turn = cast("TmuxTerminal", self.terminal), await self.look()
+        return DumpedEpisode(await self.episode.dump(lambda: terminal.stand_still()), terminal, first_turn)
 
     @property
     def task(self) -> Task:

@@ -8,8 +8,8 @@ from harbor_gym.errors import ForkDivergedError, UsageError
 from harbor_gym.formats.parsed import ParsedAction
 from harbor_gym.types import ForkMode, Turn
 
-REPLAY = "replay"
-"""``info["fork_mode"]`` of an episode that began with a replay."""
+REPLAY, EXACT = "replay", "exact"
+"""``info["fork_mode"]`` of an episode that began with a replay, or as a copy of files and processes."""
 
 _SHOWN_BY = ("action_format", "terminal", "setup_command", "confirm_task_complete", "mcp_tools")
 """The fields of a configuration that a replayed screen depends on."""
@@ -21,14 +21,9 @@ def require_mode(mode: ForkMode) -> None:
     """Check that episodes can be copied in a mode.
 
     Raises:
-        UsageError: There is no such mode, or nothing here copies processes.
+        UsageError: There is no such mode.
     """
-    if mode == "exact":
-        raise UsageError(
-            'mode="exact" needs a sandbox that can dump and restore its processes (by CRIU), and no sandbox of this '
-            'version can: use mode="replay", which types the same keystrokes again and compares each screen'
-        )
-    if mode not in ("auto", REPLAY):
+    if mode not in ("auto", REPLAY, EXACT):
         raise UsageError(f"mode is auto, replay or exact, got {mode!r}")
 
 

@@ -14,6 +14,7 @@ SupportsTerminal          a terminal for sandboxes without processes      tmux i
 SupportsVerifierView      grading in a pristine view                      grading as Harbor does it
 SupportsSetUpView         later steps prepared in one                     their set-up runs among the policy's files
 SupportsCleanUp           clean-up by no program of the sandbox           the same by a script in it
+SupportsProcessCopies     ``fork(mode="exact")``                          copies by replay
 SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
 SupportsWrittenPaths      ``harbor-gym check`` proposes verify_paths      no proposal
 SupportsSharedSetup       ``info["setup"]`` is exact                      ``shared`` for a class of this package
@@ -100,6 +101,14 @@ class PipedProcess(Protocol):
         ...
 
 
+class RootProcess(PipedProcess, Protocol):
+    """A process that goes on when its streams are dropped."""
+
+    def drop(self) -> None:
+        """Release the pipes. Idempotent."""
+        ...
+
+
 @runtime_checkable
 class SupportsExecArgv(Protocol):
     """A sandbox that a process of this machine can enter, so that the terminal can keep its channel open."""
@@ -140,6 +149,48 @@ class SupportsExecPipes(Protocol):
 
         Raises:
             SandboxLostError: The sandbox is not running.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsProcessCopies(Protocol):
+    """A sandbox whose processes and files can be copied into another of its class while they stand still."""
+
+    @property
+    def is_forkable(self) -> bool:
+        """Whether this one can: the option ``forkable``."""
+        ...
+
+    async def exec_root(self, command: str, *, user: str | int | None = None) -> RootProcess:
+        """Start the process above all that is copied, as :meth:`SupportsExecPipes.exec_pipes` does.
+
+        It becomes the parent of what is below it and whose own parent ends.
+        """
+        ...
+
+    async def dump(self, root: int) -> Any:
+        """Dump that process and all below it, and the sandbox's files, to memory. They go on undisturbed.
+
+        Returns:
+            The dump, which its holder closes by its ``close``.
+
+        Raises:
+            SandboxError: They can't be dumped; the text states why.
+        """
+        ...
+
+    def begin_as(self, dump: Any) -> None:
+        """Let this sandbox, which is not started yet, begin with a dump's image and files, and with what was known of
+        them before their policy came. Its start then reads nothing of them, and runs nothing.
+        """
+        ...
+
+    async def restore(self, dump: Any) -> None:
+        """Bring the dumped processes back in this sandbox, which began as the dump and runs nothing yet.
+
+        Raises:
+            SandboxError: They can't be restored; the text states why.
         """
         ...
 

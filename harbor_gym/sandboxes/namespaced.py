@@ -56,7 +56,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         self._entrypoint: Entrypoint | None = None
         self._services: Services | None = None
         self._ending: asyncio.Future[None] | None = None
-        self._is_started = self._has_argv_outside = False
+        self._is_started = self._has_argv_outside = self._is_copy = False
         self._commands_before_vacancy = -1
         super().__init__(*args, **kwargs)
 
@@ -115,7 +115,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         reaper.reap_in_background(in_docker=False)
         try:
             await self._bring_up(force_build=force_build)
-            await require_workdir(self)
+            if not self._is_copy:
+                await require_workdir(self)
         except BaseException:
             await self.stop(delete=True)
             raise

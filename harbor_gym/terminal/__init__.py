@@ -7,5 +7,6 @@ from harbor_gym.terminal.open import open_terminal
 from harbor_gym.terminal.screen.observation import OBSERVATION_FORMAT
 from harbor_gym.terminal.screen.screen import Screen
 from harbor_gym.terminal.session import Leftovers, Terminal, TerminalTurn
+from harbor_gym.terminal.tmux import TmuxTerminal
 
-__all__ = ["OBSERVATION_FORMAT", "Leftovers", "Screen", "Terminal", "TerminalTurn", "open_terminal"]
+__all__ = ["OBSERVATION_FORMAT", "Leftovers", "Screen", "Terminal", "TerminalTurn", "TmuxTerminal", "open_terminal"]

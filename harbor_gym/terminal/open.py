@@ -1,5 +1,6 @@
 """Open a session in a sandbox, and choose the transport to it."""
 
+import asyncio
 import logging
 import secrets
 import shlex
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from harbor_gym._runtime.shell_text import with_arguments
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, TerminalStartError
-from harbor_gym.sandboxes.extensions import SupportsTerminal
+from harbor_gym.sandboxes.extensions import SupportsProcessCopies, SupportsTerminal
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.scripts import call_in_bash, read_script, reader
 from harbor_gym.terminal.session import Terminal
@@ -65,14 +66,22 @@ async def _open(
 ) -> Terminal:
     nonce = f"@{secrets.token_hex(8)}"
     channel = None
+    root = ""
+    if isinstance(environment, SupportsProcessCopies) and environment.is_forkable:
+        answer = await _open_root(environment, config, user, tools, nonce)
+        match answer.split(" "):
+            case [_, "root", root]:
+                pass
+            case failure:
+                raise _failure(environment, failure, answer, "", tools)
     if config.transport != "portable" and has_pipes(environment):
-        channel = await _open_by_channel(environment, config, user, tools, nonce)
+        channel = await _open_by_channel(environment, config, user, tools, nonce, root)
     if channel is not None:
         text, mishap = channel.greeting, ""
     else:
         result = await run_in_sandbox(
             environment,
-            _open_command(nonce, config, tools),
+            _open_command(nonce, config, tools, root),
             timeout_sec=_OPEN_TIMEOUT_SEC,
             user=user,
             purpose="open a terminal session",
@@ -101,14 +110,42 @@ async def _open(
             raise _failure(environment, failure, text, mishap, tools)
 
 
+async def _open_root(
+    environment: SupportsProcessCopies, config: TerminalConfig, user: str | int | None, tools: str | None, nonce: str
+) -> str:
+    """Start the session's server as the process above all that the policy starts; return its one line."""
+    ready = f"@{secrets.token_hex(8)}"
+    texts = {
+        "step": read_script("step"),
+        "script": with_arguments(read_script("open"), (*_open_arguments(nonce, config, tools), "", "root")),
+    }
+    process = await environment.exec_root(path_prefix(tools) + reader(ready, **texts), user=user)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(texts.values()).encode())
+        async with asyncio.timeout(_OPEN_TIMEOUT_SEC):
+            return (await process.stdout.readline()).decode("utf-8", "replace").strip()
+    except TimeoutError:
+        process.kill()
+        raise
+    finally:
+        process.drop()
+
+
 async def _open_by_channel(
-    environment: "BaseEnvironment", config: TerminalConfig, user: str | int | None, tools: str | None, nonce: str
+    environment: "BaseEnvironment",
+    config: TerminalConfig,
+    user: str | int | None,
+    tools: str | None,
+    nonce: str,
+    root: str,
 ) -> Channel | None:
     """Open a session by the process that then serves it, which saves a trip; None where that fails."""
     ready = f"@{secrets.token_hex(8)}"
     texts = {
         "step": read_script("step"),
-        "script": with_arguments(read_script("open"), (*_open_arguments(nonce, config, tools), ready)),
+        "script": with_arguments(read_script("open"), (*_open_arguments(nonce, config, tools), ready, root)),
     }
     try:
         return await open_channel(
@@ -124,9 +161,9 @@ async def _open_by_channel(
         return None
 
 
-def _open_command(nonce: str, config: TerminalConfig, tools: str | None) -> str:
+def _open_command(nonce: str, config: TerminalConfig, tools: str | None, root: str) -> str:
     """Return the shell text that opens a session."""
-    call = call_in_bash("open", *_open_arguments(nonce, config, tools), "")
+    call = call_in_bash("open", *_open_arguments(nonce, config, tools), "", root)
     no_bash = f"echo '{nonce} fail no-bash'; exit 0"
     step = f"export step={shlex.quote(read_script('step'))}"
     return f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ {no_bash}; }}; {step}; {call}"

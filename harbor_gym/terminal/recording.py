@@ -11,11 +11,13 @@ take longer than the step itself.
 Source: https://docs.asciinema.org/manual/asciicast/v2/
 """
 
+import copy
 import json
 import logging
 import math
 import os
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,6 +105,19 @@ class CastRecorder:
         if change := self._paint(header, lines, is_known=bool(screen)) + self._correct(header, screen):
             events.append((at_sec, "o", change))
         self._append(*events)
+
+    def in_copy(self, path: Path) -> Self:
+        """Return a recorder that goes on from here in another file.
+
+        Raises:
+            OSError: The file can't be made.
+        """
+        copied = copy.copy(self)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self._path, path)
+        copied._path, copied._screen = path, list(self._screen)
+        copied._file = None if self._file is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        return copied
 
     def close(self) -> None:
         """Close the file. Idempotent; the recording is complete without it, too."""

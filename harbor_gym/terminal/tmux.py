@@ -1,9 +1,10 @@
 """The tmux terminal: it types turns and makes observations, over a transport to the session."""
 
+import copy
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxError
@@ -81,6 +82,18 @@ class TmuxTerminal:
     def leftovers(self) -> Leftovers:
         """See :attr:`harbor_gym.terminal.Terminal.leftovers`."""
         return Leftovers(self._pids, self.directory)
+
+    async def stand_still(self) -> int:
+        """End this machine's processes in the sandbox until the next turn; return the id of the session's own root."""
+        await self.transport.close_channel()
+        return int(self._pids[1])
+
+    def in_copy(self, environment: "BaseEnvironment") -> Self:
+        """Return the same session, at the same place of its history, in a copy of the sandbox."""
+        copied = copy.copy(self)
+        copied._environment = environment
+        copied.transport = self.transport.in_copy(environment)
+        return copied
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`."""

@@ -1,5 +1,6 @@
 """Find the engines of this machine, and skip or fail tests when one is missing."""
 
+import asyncio
 import functools
 import importlib.util
 import os
@@ -9,16 +10,18 @@ from typing import NoReturn
 
 import pytest
 
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym.errors import MissingDependencyError, SandboxError
 from harbor_gym.sandboxes.apptainer.programs import require_all
+from harbor_gym.sandboxes.local import criu
 from tests.helpers.paths import ROOT
 
-_UNPACKED = (ROOT / "build/engines/apptainer/bin", ROOT / "build/engines/registry/usr/bin")
+_UNPACKED = tuple(ROOT / "build/engines" / place for place in ("apptainer/bin", "criu/usr/sbin", "registry/usr/bin"))
 _HOW_TO_ENABLE = {
     "browser": "install Chromium (`make engines` gets it; apt-get install chromium)",
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, runc, mmdebstrap, tmux (`make engines` gets them)",
     "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
+    "criu": "run as root with CRIU 4.2 or later (`make engines-criu` unpacks it on Debian; see `harbor-gym doctor`)",
     "registry": "install docker-registry (`make engines-registry` unpacks it on Debian)",
     "server": "install the embedded training server (`make setup`)",
     "nemo_gym": "it has an environment of its own: `.ci/nemo_gym/test.sh` makes it and runs its tests",
@@ -48,6 +51,8 @@ def _has(engine: str) -> bool:
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
         case "apptainer":
             return _runs_apptainer()
+        case "criu":
+            return _runs_criu()
         case "registry":
             return shutil.which("docker-registry") is not None
         case "server":
@@ -85,6 +90,14 @@ def _runs_apptainer() -> bool:
     except MissingDependencyError:
         return False
     return shutil.which("buildah") is not None
+
+
+def _runs_criu() -> bool:
+    try:
+        asyncio.run(criu.found())
+    except SandboxError:
+        return False
+    return True
 
 
 def use_unpacked_engines() -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import PurePosixPath
+from typing import Self
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import MultiStepRewardStrategy, StepConfig
@@ -38,6 +39,8 @@ class GradingGuard:
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         keep_processes: As ``TerminalEnvConfig.keep_agent_processes``; None is the task's own setting.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
+        copied: The guard of the episode that this trial's is a copy of, in its first phase. What that found before the
+            policy holds here: the copy's own files are the policy's.
 
     Raises:
         TaskError: Paths are given for a sandbox that has no pristine view.
@@ -50,6 +53,7 @@ class GradingGuard:
         verify_paths: VerifyPaths = "auto",
         keep_processes: bool | None = None,
         ambiguous_failures: AmbiguousFailures = "zero",
+        copied: Self | None = None,
     ) -> None:
         self._trial = trial
         self._environment = trial.agent_environment
@@ -58,8 +62,9 @@ class GradingGuard:
         self._set_up_agent = trial.agent.setup
         self._agent_has_processes = False
         self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
-        self._image_user_id: str | None = None
-        self._unable_verifiers: set[str | int | None] = set()
+        self._is_copy = copied is not None
+        self._image_user_id: str | None = copied._image_user_id if copied is not None else None
+        self._unable_verifiers: set[str | int | None] = copied._unable_verifiers if copied is not None else set()
         self._phases_ended = 0
         self._is_abandoned = self._is_ending_step = False
         self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
@@ -142,6 +147,8 @@ class GradingGuard:
     async def _begin(self, environment: BaseEnvironment) -> None:
         """Note the task's own processes, then set up the agent, whose processes count as the policy's."""
         await self._watch.begin_phase()
+        if self._is_copy:
+            return
         await self._note_users()
         await self._set_up_agent(environment)
         if len(self._trial.task.config.steps or ()) > 1:

@@ -9,6 +9,7 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, override
 
@@ -32,13 +33,21 @@ from harbor_gym.sandboxes.local.options import Limits
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, OutputPipe
 from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.supervisor.before_policy import BeforePolicy
 from harbor_gym.sandboxes.supervisor.forkserver_client import (
     ForkedSupervisor,
     fork_supervisor,
     supervisor_argv,
     supervisor_environment,
 )
-from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec, SupervisorConfig, Target, as_object, to_json
+from harbor_gym.sandboxes.supervisor.program.messages import (
+    CommandSpec,
+    Criu,
+    SupervisorConfig,
+    Target,
+    as_object,
+    to_json,
+)
 from harbor_gym.sandboxes.supervisor.running import Finished, RunningSandbox
 from harbor_gym.sandboxes.tools import find_program, run_tool
 
@@ -50,6 +59,27 @@ _CLEANUP_TRIES = 3
 """Attempts of a clean-up, whose process a process of the sandbox may kill."""
 _DRAIN_SEC = 0.1
 """Seconds after a command's end in which processes that it left (``> >(tee log)``) may still write output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """The processes and the files of one sandbox at one moment, in memory. Whoever has it closes it."""
+
+    memory: int
+    """A descriptor of a directory without a name."""
+
+    last: int
+    """The last process id in it."""
+
+    ids: tuple[tuple[int, int, int], ...]
+    """The map of that sandbox's user namespace."""
+
+    before_policy: BeforePolicy
+    """What was known of the sandbox before its policy."""
+
+    def close(self) -> None:
+        """Free the memory."""
+        os.close(self.memory)
 
 
 class SupervisedSandbox(RunningSandbox):
@@ -80,6 +110,7 @@ class SupervisedSandbox(RunningSandbox):
         *,
         high_ids: Sequence[int] = (),
         is_for_copying: bool = False,
+        copied: Dump | None = None,
     ) -> None:
         """Start the sandbox on ``layers``, the topmost first, which are not changed; return when its PID 1 runs.
 
@@ -90,6 +121,8 @@ class SupervisedSandbox(RunningSandbox):
             limits: What bounds it.
             directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
             high_ids: Those of its ids that are above the ones which each sandbox has.
+            copied: Begin with the files of another sandbox, as its policy left them; :meth:`restore` brings its
+                processes. The image is the same.
             is_for_copying: Let its files have the ids of this process's own user namespace, for :meth:`copy_written`.
 
         Raises:
@@ -119,7 +152,10 @@ class SupervisedSandbox(RunningSandbox):
             closed_networks=limits.closed_networks,
             cgroups=cgroups.groups_for(self._group, limits.limits),
             limits=limits.limits,
+            is_copy=copied is not None,
         )
+        if copied is not None:
+            self._send_spec({}, {"ids": copied.ids}, [copied.memory])
         await shielded(self._start_supervisor(to_json(config)))
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
         try:
@@ -130,6 +166,9 @@ class SupervisedSandbox(RunningSandbox):
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
         ids = tuple(map(tuple, answer["ids"]))
+        if copied is not None:
+            self._before_policy = copied.before_policy.in_copy(copied.ids, ids)
+            self._ranks.note_policy()
         whose = config.cgroups, config.is_rootless, config.filters
         self._target = Target(answer["init"], answer["start_time"], ids, *whose)
 
@@ -174,6 +213,48 @@ class SupervisedSandbox(RunningSandbox):
         finally:
             await self._carriers.end()
             await self._remove_groups()
+
+    async def dump(self, root: int, criu: Criu, *, timeout_sec: float) -> Dump:
+        """Dump a process and all below it to memory, with the sandbox's files. They go on undisturbed.
+
+        Args:
+            root: Its id in the sandbox; beside it only the first process runs.
+            criu: The program.
+            timeout_sec: After so long it is given up.
+
+        Raises:
+            SandboxError: They can't be dumped; the text states why.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The time was up.
+        """
+        if not self._require_target().ids:
+            raise SandboxError(
+                "the local sandbox can't be copied: its root has a user id of this machine's, with which it could "
+                "disturb CRIU; see the user ids in `harbor-gym doctor`"
+            )
+        details = {"root": root, "criu": as_object(criu)}
+        answer = await self._ask_in_time({"op": "dump"}, details, timeout_sec, "it was dumped")
+        (memory,) = answer["handles"]
+        dump = Dump(memory, answer.get("last", 0), self._require_target().ids, self._before_policy)
+        if answer["error"]:
+            dump.close()
+            raise SandboxError(f"the local sandbox can't be copied: {_told(answer)}")
+        return dump
+
+    async def restore(self, dump: Dump, criu: Criu, *, timeout_sec: float) -> None:
+        """Bring back a dump's processes in this sandbox, which began with its files.
+
+        Raises:
+            SandboxError: They can't be restored; the text states why.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The time was up.
+        """
+        details = {"ids": dump.ids, "criu": as_object(criu), "last": dump.last}
+        answer = await self._ask_in_time(
+            {"op": "restore"}, details, timeout_sec, "processes were restored in it", dump.memory
+        )
+        if answer["error"]:
+            raise SandboxError(f"the local sandbox's copy does not come up: {_told(answer)}")
 
     async def copy_written(self, target: Path) -> None:
         """Copy all files that the sandbox wrote into a directory, as a layer: deletions are devices 0:0.
@@ -351,11 +432,11 @@ class SupervisedSandbox(RunningSandbox):
         return await self._ask_in_time({"op": "cleanup"}, details, timeout_sec, f"it was cleaned up ({work})")
 
     async def _ask_in_time(
-        self, message: Mapping[str, Any], details: Mapping[str, Any], timeout_sec: float, what: str
+        self, message: Mapping[str, Any], details: Mapping[str, Any], timeout_sec: float, what: str, *handles: int
     ) -> dict[str, Any]:
         number, answered = self._expect_answer()
         try:
-            self._send_spec({**message, "id": number}, details, [])
+            self._send_spec({**message, "id": number}, details, handles)
             async with asyncio.timeout(timeout_sec):
                 answer = await asyncio.shield(answered)
         except TimeoutError:
@@ -498,3 +579,8 @@ class SupervisedSandbox(RunningSandbox):
 
 def _short(command: str) -> str:
     return repr(command if len(command) <= 200 else f"{command[:200]}…")
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    """Return why there is no copy, without the name of the supervisor's class."""
+    return answer["error"].removeprefix("CheckpointError: ")

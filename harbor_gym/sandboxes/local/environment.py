@@ -8,7 +8,7 @@ import functools
 import sys
 from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, override
+from typing import Any, Literal, NamedTuple, override
 
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import (
@@ -20,11 +20,11 @@ from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
 from harbor_gym._runtime.processes import allow_open_files
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxStartError
 from harbor_gym.sandboxes.declared import require_room
-from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
-from harbor_gym.sandboxes.local import cgroups, own_ids
-from harbor_gym.sandboxes.local.client import SupervisedSandbox
+from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image, hold_known
+from harbor_gym.sandboxes.local import cgroups, criu, own_ids
+from harbor_gym.sandboxes.local.client import Dump, SupervisedSandbox
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
 from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
@@ -37,6 +37,7 @@ from harbor_gym.sandboxes.supervisor.program.messages import HIGH_IDS, OPEN_FILE
 from harbor_gym.sandboxes.supervisor.running import Finished
 from harbor_gym.sandboxes.tools import find_program
 
+_COPY_TIMEOUT_SEC = 120.0
 _AUTOGROUP_NICE = -10
 _NO_GROUP = "no control group for memory can be made here: memory_mb bounds each process by itself"
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
@@ -52,6 +53,17 @@ def _outweigh_sandboxes() -> None:
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(_AUTOGROUP_NICE), encoding="utf-8")
+
+
+class SandboxDump(NamedTuple):
+    """A local sandbox at one moment, in memory. Whoever has it closes it."""
+
+    image: Image
+    memory: Dump
+
+    def close(self) -> None:
+        """Free the memory."""
+        self.memory.close()
 
 
 @declares_options
@@ -109,6 +121,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         setup_command: str | None = None,
         build_dockerfile: bool = False,
         workdir: str | None = None,
+        forkable: bool = False,
         **kwargs: Any,
     ) -> None:
         """Prepare a sandbox; Harbor's own arguments go to Harbor's base class.
@@ -123,6 +136,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             setup_command: Shell text that root runs once for all sandboxes of this image.
             build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
             workdir: Working directory where the task names none, instead of the image's.
+            forkable: Let a running episode be copied with its processes (``fork(mode="exact")``), by CRIU.
             kwargs: Harbor's.
 
         Raises:
@@ -132,6 +146,8 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         self._image_options = ImageOptions(
             image, None if rootfs is None else Path(rootfs), setup_command, build_dockerfile
         )
+        self._is_forkable = forkable
+        self._copied: SandboxDump | None = None
         self._hold: Hold | None = None
         self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
         super().__init__(*args, workdir=workdir, **kwargs)
@@ -198,14 +214,22 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     async def _bring_up(self, *, force_build: bool) -> None:
         _outweigh_sandboxes()
         allow_open_files(OPEN_FILES_OF_CALLER)
-        image, self._hold = await self._hold_image(force_build=force_build)
+        copied, self._copied = self._copied, None
+        if copied is None:
+            image, self._hold = await self._hold_image(force_build=force_build)
+        else:
+            image, self._hold = copied.image, hold_known(copied.image)
+            if self._hold is None:
+                raise SandboxStartError("the local sandbox's copy does not come up: its image was removed meanwhile")
         self._image = image
         high_ids = await asyncio.to_thread(_high_ids, image)
         self._sandbox = SupervisedSandbox()
         directories = self._directories(image)
-        await self._sandbox.start(image.directories, self._limits(), directories, high_ids=high_ids)
-        await self._upload_environment_dir_after_start()
-        await self._start_services(image)
+        memory = None if copied is None else copied.memory
+        await self._sandbox.start(image.directories, self._limits(), directories, high_ids=high_ids, copied=memory)
+        if copied is None:
+            await self._upload_environment_dir_after_start()
+            await self._start_services(image)
 
     async def _hold_image(self, *, force_build: bool) -> tuple[Image, Hold]:
         config, chosen = self.task_env_config, self._chosen_image
@@ -279,6 +303,47 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             SandboxLostError: The sandbox is not running.
         """
         return await self._open(self._request(command, user=user))
+
+    @property
+    def is_forkable(self) -> bool:
+        """Whether the processes of its terminal can be copied: the option ``forkable``."""
+        return self._is_forkable
+
+    async def exec_root(self, command: str, *, user: str | int | None = None) -> PipedCommand:
+        """Start the process above all that :meth:`dump` copies; else as :meth:`exec_pipes`."""
+        return await self._open(self._request(command, user=user)._replace(is_root=True))
+
+    async def dump(self, root: int) -> SandboxDump:
+        """Dump the terminal's first process, all below it and the sandbox's files; they go on undisturbed.
+
+        Args:
+            root: The process's id in the sandbox.
+
+        Raises:
+            SandboxError: They can't be copied; the text states why.
+            SandboxLostError: The sandbox is not running.
+        """
+        if not self._is_forkable:
+            raise SandboxError("the sandbox was started without the option forkable=True")
+        image = self._started_image()
+        assert isinstance(image, Image)
+        if image.entrypoint or image.healthcheck:
+            raise SandboxError("its image has services (ENTRYPOINT or HEALTHCHECK), which would run twice in a copy")
+        memory = await self._running().dump(root, await criu.found(), timeout_sec=_COPY_TIMEOUT_SEC)
+        return SandboxDump(image, memory)
+
+    def begin_as(self, dump: SandboxDump) -> None:
+        """Let this sandbox, not started yet, begin with a dump's image and files; its start reads and runs nothing."""
+        self._copied, self._is_copy = dump, True
+
+    async def restore(self, dump: SandboxDump) -> None:
+        """Bring back the processes of a dump, as which this sandbox began.
+
+        Raises:
+            SandboxError: They can't be restored; the text states why.
+            SandboxLostError: The sandbox is not running.
+        """
+        await self._running().restore(dump.memory, await criu.found(), timeout_sec=_COPY_TIMEOUT_SEC)
 
     @override
     async def _open(self, request: CommandSpec) -> PipedCommand:

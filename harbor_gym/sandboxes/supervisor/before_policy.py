@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from harbor_gym.sandboxes.supervisor.program.accounts import Accounts, known_identity
 from harbor_gym.sandboxes.supervisor.program.messages import Identity
@@ -23,6 +23,27 @@ class BeforePolicy:
         """Store the results of the first baseline; any other answer is ignored."""
         if self._accounts is None and "accounts" in answer:
             self._accounts, self._directories = Accounts(*answer["accounts"]), answer["directories"]
+
+    def in_copy(self, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> Self:
+        """Return the same of a copy of the sandbox.
+
+        Args:
+            source: The map of this sandbox's user namespace: first id inside, first one outside, how many.
+            target: The copy's, which has the same ids inside; both are empty where the ids outside are the same.
+        """
+
+        def moved(number: int) -> int:
+            for (_, first, count), (_, other, _) in zip(source, target, strict=True):
+                if first <= number < first + count:
+                    return other + number - first
+            return number
+
+        copied = type(self)()
+        copied._accounts = self._accounts
+        copied._directories = {
+            path: [moved(uid), moved(gid), mode] for path, (uid, gid, mode) in self._directories.items()
+        }
+        return copied
 
     def identity(self, user: str) -> Identity | None:
         """Return a user's ids before the policy, which it can't change; None if there was no such user."""

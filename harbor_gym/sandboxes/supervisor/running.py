@@ -35,7 +35,12 @@ class Ranks:
 
     def note_work(self, work: str) -> None:
         """Take note of a work of the clean-up: with the first baseline the sandbox becomes its policy's, for good."""
-        self._has_policy = self._has_policy or work == "baseline"
+        if work == "baseline":
+            self.note_policy()
+
+    def note_policy(self) -> None:
+        """Take note that the sandbox is its policy's."""
+        self._has_policy = True
 
 
 @dataclass(frozen=True, slots=True)

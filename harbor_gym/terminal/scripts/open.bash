@@ -2,10 +2,12 @@
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
 # Every program it calls costs a millisecond or two of each episode: bash does what bash can.
 # ready is empty, or what to serve steps under: then this process goes on to do that, and reports it after a failure too.
+# part is empty, or "root": then this process ends as the server itself, whose first answer is "<nonce> root <dir>", or that
+# directory: then the server is there.
 # The step script is in the variable step already, and no business of the pane's.
 # shellcheck disable=SC2034,SC2154  # it shares variables with the step script
 export -n step
-nonce=$1 rc=$2 columns=$3 rows=$4 history=$5 tools=$6 ready=$7
+nonce=$1 rc=$2 columns=$3 rows=$4 history=$5 tools=$6 ready=$7 part=$8
 
 fail() {
     printf '%s fail %s\n' "$nonce" "$*"
@@ -28,7 +30,9 @@ if [ -n "$tools" ]; then
 fi
 is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)); }
 
-for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
+[ "$part" = root ] || dir=$part
+for base in ${dir:+""} /run /dev/shm /var/tmp "$HOME" /tmp; do
+    [ -n "$base" ] || break
     dir=$base/.terminal-${nonce#@}
     # shellcheck disable=SC2015  # the next directory is tried after whichever of them fails
     [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null || continue
@@ -61,6 +65,17 @@ export SHELL=$BASH
 printf '%s\n' "$clean" "set-option -g history-limit $history" 'set-option -g status off' \
     'set-option -s escape-time 0' "set-option -s default-terminal $term" "set-option -g default-shell '$BASH'" \
     'set-option -wg remain-on-exit on' 'set-option -wg automatic-rename off' 'set-option -wg allow-rename on' >"$dir/options"
+if [ "$part" = root ]; then
+    printf '%s root %s\n' "$nonce" "$dir"
+    LC_ALL=$locale PATH=$path exec "$tmux" -u -D -S "$dir/socket" -f "$dir/options" </dev/null >/dev/null 2>&1
+fi
+if [ -n "$part" ]; then
+    exec {silence}<> <(:)
+    for ((turn = 0; turn < 400; turn++)); do
+        [ -S "$dir/socket" ] && break
+        read -rt 0.005 -u "$silence"
+    done
+fi
 words=(-f "$dir/options" new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{version}' -s main
     -x "$columns" -y "$rows" -c "$PWD" "$BASH" --rcfile "$dir/rc" -i)
 session=$nonce

@@ -1,7 +1,8 @@
 """The portable transport: one ``exec`` per step, on any Harbor environment that has bash and tmux."""
 
+import copy
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from harbor_gym.errors import SandboxLostError
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
@@ -92,6 +93,15 @@ class PortableTransport:
             cwd="/",
         )
         return result.stdout or ""
+
+    async def close_channel(self) -> None:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.close_channel`."""
+
+    def in_copy(self, environment: "BaseEnvironment") -> Self:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.in_copy`."""
+        copied = copy.copy(self)
+        copied._environment = environment
+        return copied
 
     async def close(self) -> None:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.close`."""

@@ -1,4 +1,4 @@
-"""Copies of a running episode by replay, in real sandboxes."""
+"""Copies of a running episode, in real sandboxes: by replay, and with their processes."""
 
 import asyncio
 import subprocess
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, ForkDivergedError, TerminalEnvConfig
+from harbor_gym.types import ForkMode
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import BASE, DONE, UNDONE, write_task
@@ -23,8 +24,13 @@ LIVED = [
 ]
 
 
-def config_of(task_dir: Path, **settings: Any) -> TerminalEnvConfig:
+in_each_mode = pytest.mark.parametrize("mode", ["replay", pytest.param("exact", marks=pytest.mark.criu)])
+
+
+def config_of(task_dir: Path, mode: ForkMode = "replay", **settings: Any) -> TerminalEnvConfig:
     settings = {"sandbox": "local", "confirm_task_complete": False, **settings}
+    if mode == "exact":
+        settings["sandbox_options"] = {"forkable": True}
     return TerminalEnvConfig(task_dir=task_dir, **settings)
 
 
@@ -45,9 +51,10 @@ async def close(*envs: AsyncTerminalGymEnv) -> None:
         await env.close()
 
 
-async def test_files_directory_variables_and_jobs_are_in_the_copies(task_dir: Path) -> None:
-    parent, _ = await started(config_of(task_dir), *LIVED)
-    copies = await parent.fork(2)
+@in_each_mode
+async def test_files_directory_variables_and_jobs_are_in_the_copies(task_dir: Path, mode: ForkMode) -> None:
+    parent, _ = await started(config_of(task_dir, mode), *LIVED)
+    copies = await parent.fork(2, mode=mode)
     for env in (parent, *copies):
         seen = await ask(
             env, "pwd; cat file; f; jobs | grep -c Running; kill %1; wait %1 2>/dev/null; jobs | grep -c Running\n"
@@ -58,9 +65,10 @@ async def test_files_directory_variables_and_jobs_are_in_the_copies(task_dir: Pa
     await close(parent, *copies)
 
 
-async def test_no_copy_sees_what_another_writes_or_runs(task_dir: Path) -> None:
-    parent, _ = await started(config_of(task_dir), *LIVED)
-    first, second = copies = await parent.fork(2)
+@in_each_mode
+async def test_no_copy_sees_what_another_writes_or_runs(task_dir: Path, mode: ForkMode) -> None:
+    parent, _ = await started(config_of(task_dir, mode), *LIVED)
+    first, second = copies = await parent.fork(2, mode=mode)
     await ask(first, "echo first > /srv/deep/file; echo first > /tmp/mine; exec -a of-first sleep 1000 &\n")
     await ask(parent, "echo parent > /srv/answer; x=1\n")
     for env, answer in ((second, "42"), (first, "42"), (parent, "2")):
@@ -78,9 +86,10 @@ async def test_no_copy_sees_what_another_writes_or_runs(task_dir: Path) -> None:
     await close(parent, *copies)
 
 
-async def test_an_editor_that_is_open_is_open_in_the_copy(task_dir: Path) -> None:
-    parent, _ = await started(config_of(task_dir), "printf 'one\\ntwo\\n' > text; vi text\n", "ihello ")
-    (copy,) = await parent.fork(1)
+@in_each_mode
+async def test_an_editor_that_is_open_is_open_in_the_copy(task_dir: Path, mode: ForkMode) -> None:
+    parent, _ = await started(config_of(task_dir, mode), "printf 'one\\ntwo\\n' > text; vi text\n", "ihello ")
+    (copy,) = await parent.fork(1, mode=mode)
     for env in (parent, copy):
         assert "hello one" in await ask(env, "Escape")
         await ask(env, ":wq\n")
@@ -115,23 +124,27 @@ async def test_a_slower_replay_is_waited_for(task_dir: Path) -> None:
         assert observation == seen.observation
 
 
-async def test_a_cancelled_fork_leaves_nothing(task_dir: Path) -> None:
-    parent, _ = await started(config_of(task_dir), "sleep 1\n", "sleep 2\n")
-    for pause_sec in (0.05, 0.5, 2.0):
-        forking = asyncio.ensure_future(parent.fork(2))
+@in_each_mode
+async def test_a_cancelled_fork_leaves_nothing(task_dir: Path, mode: ForkMode) -> None:
+    parent, _ = await started(config_of(task_dir, mode), "sleep 1\n", "sleep 2\n")
+    for pause_sec in (0.02, 0.05, 0.2, 0.5, 2.0):
+        forking = asyncio.ensure_future(parent.fork(2, mode=mode))
         await asyncio.sleep(pause_sec)
-        forking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await forking
+        if forking.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await forking
+        else:
+            await close(*forking.result())
     assert "alive" in await ask(parent, "echo alive\n")
     await parent.close()
 
 
-async def test_a_copy_of_a_copy_goes_on_from_disk(task_dir: Path, tmp_path: Path) -> None:
-    parent, _ = await started(config_of(task_dir), *LIVED)
-    (child,) = await parent.fork(1)
+@in_each_mode
+async def test_a_copy_of_a_copy_goes_on_from_disk(task_dir: Path, tmp_path: Path, mode: ForkMode) -> None:
+    parent, _ = await started(config_of(task_dir, mode), *LIVED)
+    (child,) = await parent.fork(1, mode=mode)
     await ask(child, "x=7\n")
-    (grandchild,) = await child.fork(1)
+    (grandchild,) = await child.fork(1, mode=mode)
     assert "\n8\n" in await ask(grandchild, "f\n")
     (await grandchild.snapshot()).write(tmp_path / "snapshot.json")
     await close(parent, child, grandchild)

@@ -1,13 +1,14 @@
 """The red team in copies: an attack decides nothing in a copy either, and nothing of it leads from one to another."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym.errors import SandboxError
 from harbor_gym.types import ForkMode
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.tasks import FORGER, write_task
@@ -16,7 +17,7 @@ from tests.integration.episode.test_pristine_view import DONE, PLANTS, SLOW, SRV
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
 
-MODES: Sequence[ForkMode] = ["replay"]
+MODES = ["replay", pytest.param("exact", marks=pytest.mark.criu)]
 IN_A_VIEW: Mapping[str, Any] = {"verify_paths": SRV}
 LEFT_LYING = SLOW + "[ ! -e /tests/.hidden ] || echo 1 > /logs/verifier/reward.txt\n"
 """A verifier with the time to be forged, which trusts what lies about."""
@@ -34,6 +35,8 @@ async def copied(
 ) -> AsyncGenerator[list[AsyncTerminalGymEnv]]:
     """Yield an episode that has typed these lines, and behind it n copies."""
     task = write_task(tmp_path / "task", test_sh=LEFT_LYING)
+    if mode == "exact":
+        settings = {"sandbox_options": {"forkable": True}, **settings}
     config = TerminalEnvConfig(task_dir=task, sandbox="local", confirm_task_complete=False, **settings)
     async with contextlib.AsyncExitStack() as stack:
         parent = await stack.enter_async_context(AsyncTerminalGymEnv(config))
@@ -54,8 +57,18 @@ async def graded(env: AsyncTerminalGymEnv) -> float:
     return result.reward
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("attack", ATTACKS)
+def _each(mode: ForkMode, *attacks: str) -> list[Any]:
+    marks = [pytest.mark.criu] if mode == "exact" else []
+    return [pytest.param(attack, mode, marks=marks) for attack in attacks]
+
+
+SHELL = "plants the shell"
+
+
+@pytest.mark.parametrize(
+    ("attack", "mode"),
+    [*_each("replay", *ATTACKS), *_each("exact", *(name for name in ATTACKS if name != SHELL))],
+)
 async def test_an_attack_that_was_copied_decides_no_verdict(tmp_path: Path, attack: str, mode: ForkMode) -> None:
     line, settings = ATTACKS[attack]
     async with copied(tmp_path, mode, 2, line, **settings) as (parent, undone, done):
@@ -66,9 +79,17 @@ async def test_an_attack_that_was_copied_decides_no_verdict(tmp_path: Path, atta
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_forgery_that_pays_in_the_episode_pays_in_its_copy(tmp_path: Path, mode: ForkMode) -> None:
     """What the last test shows would be worth nothing if a copy had no forgeries."""
-    lines = PLANTS["the shell"], PLANTS["temporary files"]
+    lines = PLANTS["a program" if mode == "exact" else "the shell"], PLANTS["temporary files"]
     async with copied(tmp_path, mode, 1, *lines, verify_paths="off") as envs:
         assert [await graded(env) for env in envs] == [1.0, 1.0]
+
+
+@pytest.mark.criu
+async def test_a_shell_whose_program_was_replaced_is_not_copied(tmp_path: Path) -> None:
+    line, settings = ATTACKS[SHELL]
+    with pytest.raises(SandboxError, match="/usr/bin/bash was removed or replaced while a process has it open"):
+        async with copied(tmp_path, "exact", 1, line, **settings):
+            pass
 
 
 FORGES = DISGUISES["a daemon"].format(FORGER)

@@ -15,7 +15,7 @@ from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalEnvConfig
 from harbor_gym._runtime.harbor_versions import VERSION
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.config import TerminalConfig
-from harbor_gym.errors import TaskError, TaskUnsupportedError
+from harbor_gym.errors import TaskError, TaskUnsupportedError, UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.rollout import Sample, run_episode
 from harbor_gym.tokens import TokenTerminalEnv
@@ -214,6 +214,8 @@ async def test_the_servers_end_with_the_phase_and_a_copy_calls_again(tmp_path: P
     async with AsyncTerminalGymEnv(config) as env:
         await env.reset()
         seen = [(await env.step(called("box__calls"))).observation for _ in range(2)]
+        with pytest.raises(UsageError, match="copies no MCP servers"):
+            await env.fork(1, mode="exact")
         (copy,) = await env.fork(1)
         async with copy:
             observation, info = await copy.reset()

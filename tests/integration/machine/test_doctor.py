@@ -4,7 +4,10 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harbor.models.agent.name import AgentName
@@ -30,6 +33,53 @@ def test_what_this_machine_has_is_found() -> None:
     found = {item["what"]: item for item in report["findings"]}
     assert found["buildah"]["note"] == shutil.which("buildah")
     assert all(item["ok"] and not item["fix"] for item in found.values() if item["is_needed"])
+
+
+@pytest.mark.criu
+def test_criu_is_asked_whether_it_works_here() -> None:
+    asked = subprocess.run(["criu", "--version"], capture_output=True, text=True, check=True).stdout
+    assert _criu()["note"] == asked.partition(": ")[2].strip()
+
+
+@pytest.mark.criu
+@pytest.mark.parametrize(
+    ("text", "why", "fix"),
+    [
+        (None, "which is not there", "install CRIU 4.2 or later"),
+        ("#!/bin/sh\necho Version: 4.1.1", "is no CRIU of 4.2 or later", "install CRIU 4.2 or later"),
+        ("#!/bin/sh\necho Version: 4.2.1", "does not work on this machine", "as root"),
+    ],
+)
+def test_a_criu_that_does_not_work_costs_exact_copies_only(
+    text: str | None, why: str, fix: str, tmp_path: Path
+) -> None:
+    places = os.environ["PATH"].split(os.pathsep)
+    path = os.pathsep.join([str(tmp_path), *(place for place in places if not Path(place, "criu").exists())])
+    if text is not None:
+        (tmp_path / "criu").write_text(text, encoding="utf-8")
+        (tmp_path / "criu").chmod(0o755)
+    found = _criu(PATH=path)
+    assert (found["ok"], found["is_needed"]) == (False, False)
+    assert why in found["note"]
+    assert found["note"].endswith('no fork(mode="exact")')
+    assert found["fix"].startswith(fix)
+
+
+@pytest.mark.criu
+def test_a_machine_that_refuses_criu_is_told() -> None:
+    """As in a container that may not mount."""
+    argv = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-all", sys.executable, "-m", "harbor_gym"]
+    done = subprocess.run([*argv, "doctor", "--env", "local", "--json"], capture_output=True, text=True, check=False)
+    (found,) = (item for item in json.loads(done.stdout)["findings"] if item["what"] == "criu")
+    assert found["note"].startswith("CRIU does not work on this machine (")
+    assert "not permitted" in found["note"]
+    assert found["fix"] == "as root; inside a container, start that with --privileged"
+
+
+def _criu(**variables: str) -> dict[str, Any]:
+    done = run("doctor", "--env", "local", "--json", **variables)
+    (found,) = (item for item in json.loads(done.stdout)["findings"] if item["what"] == "criu")
+    return found
 
 
 def test_what_is_missing_has_a_command_and_makes_the_answer_no(tmp_path: Path) -> None:

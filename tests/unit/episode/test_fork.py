@@ -341,7 +341,7 @@ async def test_what_no_replay_repeats_has_no_snapshot(tmp_path: Path) -> None:
 
 async def test_modes_and_counts_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
     parent = await started(config_of(tmp_path))
-    with pytest.raises(UsageError, match="CRIU"):
+    with pytest.raises(UsageError, match="local sandbox with the option forkable"):
         await parent.fork(1, mode="exact")
     with pytest.raises(UsageError, match="auto, replay or exact"):
         await parent.fork(1, mode="other")  # pyright: ignore[reportArgumentType]  # what a caller without types gives

@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 import accounts
 import files
 from kernel import cgroups, programs, system_calls
-from kernel.calls import PR_SET_PDEATHSIG, drop_privileges, prctl
+from kernel.calls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, drop_privileges, prctl
 from kernel.capabilities import RANKS
 from messages import MAX_OPEN_FILES, OPEN_FILES, CommandSpec
 
@@ -88,6 +88,8 @@ def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
         raise RequestError(ids) from None
     if dies_with_parent:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if spec.is_root:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
     if spec.joins_outputs:
         os.dup2(1, 2)
     try:

@@ -47,6 +47,17 @@ class CgroupLimits(NamedTuple):
     max_processes: int | None = None
 
 
+class Criu(NamedTuple):
+    """The program that dumps and restores processes, as this machine has it."""
+
+    program: str
+    notes: str
+    """What it found of the kernel, in base64, as it keeps that in /run."""
+
+    limit_ms: int
+    """It is killed after so long: less than its caller waits."""
+
+
 class SupervisorConfig(NamedTuple):
     """The configuration of one sandbox for its supervisor."""
 
@@ -97,6 +108,9 @@ class SupervisorConfig(NamedTuple):
     """Controller → version and directory of the group to make."""
 
     limits: CgroupLimits
+
+    is_copy: bool = False
+    """Whether it begins with the files of a dump."""
 
 
 class Target(NamedTuple):
@@ -207,6 +221,9 @@ class CommandSpec(NamedTuple):
 
     rank: str = ""
     """One of :data:`kernel.capabilities.RANKS`, which decides whose memory and files it can open."""
+
+    is_root: bool = False
+    """Whether it is the parent of all below it whose own parent ends."""
 
 
 class MessageError(ValueError):

@@ -322,10 +322,11 @@ class NamespaceBuild:
             mount("root", "root", None, MS_BIND)  # a mount made outside can't be moved
             dress("root", self._cgroup_mounts)
             pivot_root("root")
-            files.make_directories(self._config.directories)
-            files.require_shell()
-            if self._config.has_network:
-                files.name_server(self._config.name_server)
+            if not self._config.is_copy:  # else all of this is there, as far as the policy left it
+                files.make_directories(self._config.directories)
+                files.require_shell()
+                if self._config.has_network:
+                    files.name_server(self._config.name_server)
             os.setsid()
             # One capability more than any command has: no process inside may inspect it or write its memory.
             bound_capabilities(CAP_SYS_PTRACE)

@@ -20,9 +20,10 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import checkpoint
 import control_socket
 import files
 import namespaces
@@ -31,7 +32,7 @@ from children import Children
 from grading import cleanup, merging, view
 from grading.view import FilesOfView, View, ViewError
 from kernel import cgroups, programs, system_calls
-from kernel.calls import PR_SET_CHILD_SUBREAPER, MemoryKills, harden_self, prctl, return_free_memory
+from kernel.calls import PR_SET_CHILD_SUBREAPER, MemoryKills, harden_self, memory_directory, prctl, return_free_memory
 from kernel.ids import Ids, UnknownIdError
 from kernel.procfs import is_exiting, start_time
 from messages import NAMESPACES, CommandSpec, MessageError, SupervisorConfig, parse
@@ -49,6 +50,7 @@ class _Supervisor:
         self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
         self.children = Children()
+        self.dumps: dict[int, int] = {}
         self.ids = Ids(is_shifted=config.has_own_ids, high_ids=config.high_ids)
         self.first = programs.open_first()
         self.namespace_build: NamespaceBuild | None = None
@@ -74,6 +76,8 @@ class _Supervisor:
         self.cgroups.make()
         self.cgroup_fds = cgroups.open_cgroup_fds(self.config.cgroups)
         namespaces.mount_place(self.config, self.ids)
+        if self.config.is_copy:
+            self.take_files()
         # The sandbox's first process is a grandchild, whose parent ends.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.namespace_build = NamespaceBuild(
@@ -95,6 +99,14 @@ class _Supervisor:
             self.network.wait()
         return_free_memory()
         self.reply(ready=True, init=self.init, start_time=start_time(self.init), ids=self.ids.extents)
+
+    def take_files(self) -> None:
+        """Fill the sandbox's files with those of a dump, which the caller sends."""
+        _, handles = control_socket.receive(self.control, _REQUEST_BYTES)
+        spec_handle, memory = handles
+        checkpoint.fill("upper", memory, control_socket.read_spec(spec_handle)["ids"], self.ids.extents)
+        for handle in handles:
+            os.close(handle)
 
     def serve(self, parent: int) -> None:
         """Answer requests until the caller, the control socket or the sandbox is gone."""
@@ -142,6 +154,10 @@ class _Supervisor:
                 self.change_view(message["id"], **control_socket.read_spec(handles[0]))
             elif message["op"] == "merge":
                 self.start_merge(message["id"], control_socket.read_spec(handles[0])["asked"])
+            elif message["op"] == "dump":
+                self.start_dump(message["id"], handles[0])
+            elif message["op"] == "restore":
+                self.start_restore(message["id"], *handles)
             elif message["op"] == "written":
                 self.children.start(message["id"], lambda: None, view.written_paths)
         finally:
@@ -188,6 +204,28 @@ class _Supervisor:
             return {"is_used": uses[0], **self.view.merge(asked, keeps=uses[0])}
 
         self.children.start(request, enter, work)
+
+    def start_dump(self, request: int, spec_handle: int) -> None:
+        """Dump the processes below one, and the files; with the answer the caller gets a descriptor of the dump."""
+        spec = control_socket.read_spec(spec_handle)
+        criu = parse(checkpoint.Criu, spec["criu"])
+        memory = memory_directory(checkpoint.room(self.config))
+        self.dumps[request] = memory
+        self._work_at_files(request, lambda place: checkpoint.dump(place, criu, memory, spec["root"]))
+
+    def start_restore(self, request: int, spec_handle: int, memory: int) -> None:
+        spec = control_socket.read_spec(spec_handle)
+        criu, source = parse(checkpoint.Criu, spec["criu"]), spec["ids"]
+        checkpoint.pass_ids(spec["last"])
+        self._work_at_files(request, lambda place: checkpoint.restore(place, criu, memory, source))
+
+    def _work_at_files(self, request: int, work: Callable[[checkpoint.Place], dict[str, Any]]) -> None:
+        place = checkpoint.Place(
+            self.init_pidfd, self.mount_namespace, self.home, self.place, self.cgroup_fds, self.ids.extents
+        )
+        # Before the child closes what it has of the supervisor's.
+        found: list[dict[str, Any]] = []
+        self.children.start(request, lambda: found.append(work(place)), lambda: found[0])
 
     def change_view(
         self, request: int, paths: list[str] | None, also: Sequence[str] = (), *, keeps: bool = False
@@ -286,7 +324,10 @@ class _Supervisor:
                 self.children.resume(pid)
                 continue
             if (answer := self.children.collect(pid)) is not None:
-                self.reply(**answer)
+                memory = self.dumps.pop(answer["id"], None)
+                self.reply(*([] if memory is None else [memory]), **answer)
+                if memory is not None:
+                    os.close(memory)
             if pid == self.network.pid and self.network.is_open:
                 self.loss = "its network process (slirp4netns) ended"
             if pid not in self.running:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kernel.capabilities import KEPT_CAPABILITIES
 
-CAP_SYS_PTRACE = 19
+CAP_SYS_PTRACE, CAP_SYS_RESOURCE = 19, 24
 
 _LAST_CAPABILITY = 63
 _OF_FILES = 0b11111
@@ -30,8 +30,9 @@ _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
 _ATTR_RDONLY, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x4, 0x100000
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 """The same numbers on every architecture since Linux 5.1."""
+_FSOPEN_CLOEXEC, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSMOUNT_CLOEXEC = 1, 1, 6, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _DROPPED_CAPABILITIES = [
     capability
@@ -92,6 +93,35 @@ def bind_shifted(source: str, target: str, user_namespace: int) -> None:
         os.close(tree)
 
 
+def memory_directory(size: int, mode: int = 0o711) -> int:
+    """Return a descriptor of a directory in memory that has no name: it goes with its last descriptor.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    return _nameless_mount("tmpfs", size=str(size), mode=oct(mode)[2:])
+
+
+def message_queues() -> int:
+    """Return a descriptor of the directory of POSIX message queues of this process's IPC namespace.
+
+    Raises:
+        OSError: The kernel refuses, or has none.
+    """
+    return _nameless_mount("mqueue")
+
+
+def _nameless_mount(kind: str, **options: str) -> int:
+    system = _call(_FSOPEN, f"open {kind}", kind.encode(), _FSOPEN_CLOEXEC)
+    try:
+        for key, value in options.items():
+            _call(_FSCONFIG, f"set up {kind}", system, _FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
+        _call(_FSCONFIG, f"make {kind}", system, _FSCONFIG_CMD_CREATE, 0, 0, 0)
+        return _call(_FSMOUNT, f"mount {kind}", system, _FSMOUNT_CLOEXEC, MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    finally:
+        os.close(system)
+
+
 def pivot_root(directory: str) -> None:
     """Make a mount point this mount namespace's root, so that no file outside of it can be reached."""
     os.chdir(directory)
@@ -115,6 +145,12 @@ def _capability_data() -> tuple[Any, Any]:
     data = (ctypes.c_uint32 * 6)()
     _checked(_libc.capget(header, data), "capget")
     return header, data
+
+
+def has_capability(number: int) -> bool:
+    """Return whether this process has a capability in effect."""
+    _, data = _capability_data()
+    return bool(data[3 * (number // 32)] >> number % 32 & 1)
 
 
 def _clear_inheritable() -> None:
