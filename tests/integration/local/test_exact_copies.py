@@ -5,6 +5,7 @@ import contextlib
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -271,7 +272,7 @@ async def test_who_signals_criu_disturbs_itself_alone(
     """It may where root lacks CAP_SYS_RESOURCE, until it is stopped itself: the dump is refused then."""
     root = await start(sandbox, _CHILD + _SIGNALS.replace("NUMBER", str(int(number))))
     refusal, known = "", await criu.found()
-    monkeypatch.setitem(criu._known, known.program, known._replace(limit_ms=10_000))
+    monkeypatch.setattr(criu, "found", AsyncMock(return_value=known._replace(limit_ms=10_000)))
     try:
         (await sandbox.dump(root)).close()
     except SandboxError as exc:
