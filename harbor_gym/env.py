@@ -380,6 +380,7 @@ class AsyncTerminalGymEnv:
         metrics = {
             "time/sandbox_start_sec": prepared.episode.sandbox_start_sec,
             "time/terminal_open_sec": prepared.terminal_open_sec,
+            **dumped.metrics,
         }
         last = parent.turns[-1].info if parent.turns else parent.start_info
         instruction = prepared.phase.instruction

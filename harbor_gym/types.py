@@ -220,7 +220,8 @@ class EpisodeInfo(TypedDict, total=False):
 
     metrics: Required[dict[str, float]]
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
-    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``time/replay_sec`` (of a copy),
+    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``time/replay_sec`` (of a copy by replay),
+    ``time/dump_sec`` and ``fork/dump_bytes`` (of an exact copy: the dump that it shares with the others),
     ``mcp/calls`` and ``mcp/failed`` (calls of MCP servers' tools in the episode, where it has such tools),
     ``stopped_processes`` (the policy's processes that were stopped before grading), ``oom_kills`` (where the sandbox
     reports it), ``zero_reward_on_limit`` (1 where that setting applied); with a warm pool ``pool/hit`` and

@@ -230,10 +230,13 @@ class Portal:
             raise UsageError("the interpreter is exiting: no call can be made any more")
 
     def _start[T](self, call: "_Call[T]", work: Coroutine[Any, Any, T]) -> None:
-        if call.outcome.done():  # cancelled before it began
-            work.close()
-            return
-        call.task = self._keep(work)
+        async def unless_cancelled() -> T:
+            if call.outcome.done():
+                raise asyncio.CancelledError
+            return await work
+
+        call.task = self._keep(unless_cancelled())
+        call.task.add_done_callback(lambda _: work.close())  # it may never have begun
         call.task.add_done_callback(call.finish)
 
     def _keep[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

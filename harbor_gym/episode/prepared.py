@@ -35,6 +35,8 @@ class DumpedEpisode:
     phase: DumpedPhase
     terminal: TmuxTerminal
     first_turn: TerminalTurn
+    metrics: dict[str, float]
+    """Of the dump."""
 
     def close(self) -> None:
         """Free the memory. Copies that are prepared go on."""
@@ -123,7 +125,10 @@ class PreparedEpisode:
         if self._servers is not None:
             raise UsageError('mode="exact" copies no MCP servers, and the task has some: use mode="replay"')
         terminal, first_turn = cast("TmuxTerminal", self.terminal), await self.look()
-        return DumpedEpisode(await self.episode.dump(lambda: terminal.stand_still()), terminal, first_turn)
+        started = time.monotonic()
+        phase = await self.episode.dump(terminal.stand_still)
+        metrics = {"time/dump_sec": time.monotonic() - started, "fork/dump_bytes": float(phase.dump.size_bytes)}
+        return DumpedEpisode(phase, terminal, first_turn, metrics)
 
     @property
     def task(self) -> Task:

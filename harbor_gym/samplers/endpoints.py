@@ -41,7 +41,7 @@ async def find_silence(base_url: str, *, timeout_sec: float = ANSWER_SEC) -> str
         ):
             return None
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
-        return "no address that begins with http:// or https://"
+        return "no address, such as http://127.0.0.1:8000/v1 or https://HOST/v1"
     except TimeoutError:
         return f"no answer in {timeout_sec:g} s"
     except aiohttp.ClientConnectorCertificateError as exc:

@@ -173,7 +173,7 @@ class SupportsProcessCopies(Protocol):
         """Dump that process and all below it, and the sandbox's files, to memory. They go on undisturbed.
 
         Returns:
-            The dump, which its holder closes by its ``close``.
+            The dump, which its holder closes by its ``close``; it takes ``size_bytes`` of memory.
 
         Raises:
             SandboxError: They can't be dumped; the text states why.

@@ -130,7 +130,7 @@ def run_fork(
     """Time a snapshot, a copy and many at once of a running episode, and look at what each copy has."""
     with measuring(env):
         report = asyncio.run(fork.bench_fork(env, turns=turns, copies=copies, repeat=repeat))
-    print_report(report, format_fields, as_json)
+    print_report(report, fork.format_fork, as_json)
 
 
 @benchmarks.command("vector")

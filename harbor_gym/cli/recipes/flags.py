@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 import typer
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from harbor_gym.errors import UsageError
 
@@ -231,7 +231,10 @@ def _members(annotation: Any) -> tuple[list[Any], bool]:
 
 def _or_none(member: type) -> Parser:
     def parse(text: str) -> Any:
-        return None if text == _NONE else member(text)
+        try:
+            return None if text == _NONE else member(text)
+        except ValueError:
+            raise PydanticCustomError("number", f"a number, or {_NONE}, is wanted, got {text!r}") from None
 
     parse.__name__ = member.__name__
     return parse

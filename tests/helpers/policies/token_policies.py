@@ -10,7 +10,7 @@ RENDERER = "qwen3_instruct"
 
 
 def message(keys: str | None, *, complete: bool = False) -> str:
-    commands = [{"keystrokes": keys, "duration": 30.0}] if keys else []
+    commands = [{"keystrokes": keys, "duration": 1.0}] if keys else []
     return json.dumps({"analysis": "a", "plan": "p", "commands": commands, "task_complete": complete})
 
 

@@ -39,7 +39,7 @@ def add_step(task_dir: Path, name: str, toml: str = "") -> None:
         file.write(f'[[steps]]\nname = "{name}"\n{toml}')
 
 
-def message(*keystrokes: str, complete: bool = False, duration: float = 30.0) -> str:
+def message(*keystrokes: str, complete: bool = False, duration: float = 1.0) -> str:
     """Return a message of the default format."""
     commands = [{"keystrokes": keys, "duration": duration} for keys in keystrokes]
     return json.dumps({"analysis": "", "plan": "", "commands": commands, "task_complete": complete})

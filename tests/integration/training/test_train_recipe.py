@@ -65,6 +65,8 @@ def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subpr
         (["--task-dir", str(TASK), "--agent", "claude-code", "--backend", "local"], "--model-name"),
         (["--task-dir", str(TASK), "--agent", "tests.helpers.gateway.format_agent:FormatAgent"], "{gateway_url}"),
         (["--task-dir", str(TASK), "--agent-option", "base_url={gateway_url}"], "--agent"),
+        (["--task-dir", str(TASK), "--load-checkpoint-path", "runs/x"], "begins with tinker://"),
+        (["--task-dir", str(TASK), "--start-from", str(ROOT / "pyproject.toml")], "pyproject.toml"),
     ],
 )
 def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], expected: str, tmp_path: Path) -> None:

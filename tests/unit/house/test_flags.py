@@ -159,7 +159,7 @@ def test_zero_is_zero_where_it_means_something(monkeypatch: pytest.MonkeyPatch) 
         (["--terminal-wait", "often"], "early"),
         (["--backend", "mine"], "tinker"),
         (["--group-size", "many"], "--group-size"),
-        (["--max-turns", "few"], "--max-turns"),
+        (["--max-turns", "few"], "'--max-turns': a number, or none, is wanted"),
         (["--group-size"], "--group-size"),
     ],
 )

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import as_written, settle_folder, write_run_config
-from harbor_gym.adapters.tinker.training.preparation import default_log_path
+from harbor_gym.adapters.tinker.training.preparation import default_log_path, prepare
 from harbor_gym.cli.recipes import train
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers import endpoints
+from tests.helpers.sandboxes.fake_episodes import fake_config
 from tests.helpers.tasks import write_task
 
 
@@ -178,8 +180,8 @@ async def test_an_endpoint_that_never_answers_is_dead_too() -> None:
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     assert await endpoints.find_silence(url, timeout_sec=0.05) == "no answer in 0.05 s"
-    for address in ("nonsense", "ftp://127.0.0.1/v1", "localhost:8000/v1", "http://"):
-        assert await endpoints.find_silence(address) == "no address that begins with http:// or https://"
+    for address in ("nonsense", "ftp://127.0.0.1/v1", "localhost:8000/v1", "http://", "http://localhost:99999/v1"):
+        assert "no address, such as http://" in str(await endpoints.find_silence(address))
     over.set()
     server.close()
     await server.wait_closed()
@@ -189,3 +191,17 @@ def test_a_run_on_a_shipped_task_has_a_plain_folder_name(tmp_path: Path, monkeyp
     monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path))
     folder = default_log_path(config_of(Path("task:devops_task")))
     assert re.fullmatch(r"devops_task-\d{8}-\d{6}", folder.name)
+
+
+async def test_a_start_that_no_episode_can_have_is_refused_before_the_run(tmp_path: Path) -> None:
+    async with AsyncTerminalGymEnv(fake_config(tmp_path / "task")) as env:
+        await env.reset()
+        for _ in range(2):
+            await env.step([("true\n", 1.0)])
+        snapshot = await env.snapshot()
+    short = fake_config(tmp_path / "task", max_turns=2, start_from=snapshot)
+    with pytest.raises(UsageError, match="max_turns is 2, and the snapshot has 2 turns"):
+        await prepare(TrainConfig(env=short, num_batches=1))
+    other = fake_config(tmp_path / "other", steps=1, start_from=snapshot)
+    with pytest.raises(UsageError, match="the snapshot is of another task"):
+        await prepare(TrainConfig(env=other, num_batches=1))

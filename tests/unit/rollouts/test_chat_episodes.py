@@ -150,7 +150,7 @@ def test_two_keys_are_refused() -> None:
         (200, {"choices": []}, "no single message"),
         (200, answered("content_filter"), "neither stop nor length"),
         (200, answered(None), "no single message"),
-        (200, answered(content=[{"type": "text"}]), "no text"),
+        (200, answered(content=[{"type": "text"}]), "not text"),
         (200, answered(tool_calls=[{"function": {}}]), "without name"),
     ],
 )

@@ -222,19 +222,32 @@ def test_cancelling_a_submitted_call_cancels_its_work() -> None:
     assert events == ["cleaned up"]
 
 
-def test_a_call_that_was_cancelled_before_it_began_never_begins() -> None:
-    ran, cancelled = list[str](), threading.Event()
+@pytest.mark.parametrize("has_task", [False, True])
+def test_a_call_that_was_cancelled_before_it_began_never_begins(has_task: bool) -> None:
+    ran, events = list[str](), [threading.Event() for _ in range(4)]
+    holding, submitted, blocking, cancelled = events
 
     async def work() -> None:
         ran.append("ran")
 
-    async def block() -> None:
-        cancelled.wait(PATIENCE_SEC)  # The loop must not get to `work` before the cancellation.
+    async def hold() -> None:
+        holding.set()
+        submitted.wait(PATIENCE_SEC)
 
+    async def block() -> None:
+        blocking.set()
+        cancelled.wait(PATIENCE_SEC)
+
+    get_portal().submit(hold)
+    assert holding.wait(PATIENCE_SEC)
     get_portal().submit(block)
     future = get_portal().submit(work)
+    if has_task:  # The loop makes the tasks of both before it runs the first one.
+        submitted.set()
+        assert blocking.wait(PATIENCE_SEC)
     assert future.cancel()
-    cancelled.set()
+    for event in events:
+        event.set()
     get_portal().call(_where)
     assert ran == []
 

@@ -12,7 +12,7 @@ from harbor_gym import sandboxes
 from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.files import naming
 from harbor_gym._runtime.json_files import read_document
-from harbor_gym._runtime.shipped import resolve_shipped
+from harbor_gym._runtime.shipped import folder_digest, resolve_shipped
 from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.training.config import OBSERVATION_LOSSES, Backend, TrainConfig
@@ -20,6 +20,8 @@ from harbor_gym.adapters.tinker.training.folder import one_run_at_a_time, settle
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.cluster.workers import require_shared_rate
 from harbor_gym.config import require_fields_of_agents
+from harbor_gym.config.snapshot import read_start
+from harbor_gym.episode.replay import require_start
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.tasks import filter_tasks, resolve_tasks, split_tasks
@@ -51,6 +53,7 @@ async def prepare(config: TrainConfig) -> TrainRun:
     )
     for task in run.tasks:
         await load_task(task.path, run.env if config.agent is None else None)
+    await asyncio.to_thread(_check_start, run)
     _check_rollouts(run)
     if config.epochs is not None or config.task_weights:
         run.count_batches()
@@ -116,6 +119,12 @@ def _check_rollouts(run: TrainRun) -> None:
     config = run.config
     if (config.num_batches is None) == (config.epochs is None):
         raise UsageError("give either --epochs or --num-batches")
+    weights = config.load_checkpoint_path
+    if weights is not None and not weights.startswith("tinker://"):
+        raise UsageError(
+            f"--load-checkpoint-path {weights} is no address of weights: give the state_path of a line in a run's "
+            "checkpoints.jsonl, which begins with tinker://"
+        )
     if config.rollout_executor is not None and config.warm_sandboxes and len(run.train_tasks) > 1:
         raise UsageError("--warm-sandboxes with --rollout-executor need a single task: no worker knows its next one")
     find_make_env(config.make_env)
@@ -149,6 +158,13 @@ def _check_rollouts(run: TrainRun) -> None:
     if len(run.train_tasks) > 1:
         # The cookbook's loop would report the remaining groups' metrics under the wrong tasks.
         raise UsageError("--remove-constant-groups with several tasks needs --max-steps-off-policy (0 will do)")
+
+
+def _check_start(run: TrainRun) -> None:
+    if (snapshot := read_start(run.env.start_from)) is not None:
+        for task in run.train_tasks:
+            env = run.env.model_copy(update={"task_dir": task.path})
+            require_start(snapshot, env, folder_digest(task.path))
 
 
 def _check_agent(config: TrainConfig, agent: str) -> None:
