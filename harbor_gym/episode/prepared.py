@@ -126,7 +126,8 @@ class PreparedEpisode:
             raise UsageError('mode="exact" copies no MCP servers, and the task has some: use mode="replay"')
         terminal, first_turn = cast("TmuxTerminal", self.terminal), await self.look()
         started = time.monotonic()
-        phase = await self.episode.dump(terminal.stand_still)
+        # A sandbox without processes, which is refused, has another class of terminal.
+        phase = await self.episode.dump(lambda: terminal.stand_still())
         metrics = {"time/dump_sec": time.monotonic() - started, "fork/dump_bytes": float(phase.dump.size_bytes)}
         return DumpedEpisode(phase, terminal, first_turn, metrics)
 

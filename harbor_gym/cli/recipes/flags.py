@@ -234,7 +234,7 @@ def _or_none(member: type) -> Parser:
         try:
             return None if text == _NONE else member(text)
         except ValueError:
-            raise PydanticCustomError("number", f"a number, or {_NONE}, is wanted, got {text!r}") from None
+            raise PydanticCustomError("number", "a number, or none, is wanted, got '{text}'", {"text": text}) from None
 
     parse.__name__ = member.__name__
     return parse

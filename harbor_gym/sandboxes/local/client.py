@@ -77,12 +77,6 @@ class Dump:
     before_policy: BeforePolicy
     """What was known of the sandbox before its policy."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of memory that it takes."""
-        state = os.fstatvfs(self.memory)
-        return (state.f_blocks - state.f_bfree) * state.f_frsize
-
     def close(self) -> None:
         """Free the memory."""
         os.close(self.memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
@@ -60,6 +61,12 @@ class SandboxDump(NamedTuple):
 
     image: Image
     memory: Dump
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of memory that it takes."""
+        state = os.fstatvfs(self.memory.memory)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
 
     def close(self) -> None:
         """Free the memory."""
