@@ -9,8 +9,8 @@ from tests.helpers.chats.tokenizers import byte_level_tokenizer
 RENDERER = "qwen3_instruct"
 
 
-def message(keys: str | None, *, complete: bool = False) -> str:
-    commands = [{"keystrokes": keys, "duration": 1.0}] if keys else []
+def message(keys: str | None, *, complete: bool = False, duration: float = 1.0) -> str:
+    commands = [{"keystrokes": keys, "duration": duration}] if keys else []
     return json.dumps({"analysis": "a", "plan": "p", "commands": commands, "task_complete": complete})
 
 

@@ -137,7 +137,7 @@ async def test_at_the_deadline_what_was_done_is_graded_and_who_did_nothing_is_dr
     def answer(turn: int, number: int) -> str | None:
         if turn == 0:
             return None if number == 3 else message(DONE)
-        at_work = message(f"sleep {LONG_ENOUGH_SEC + 5:g}\n")
+        at_work = message(f"sleep {LONG_ENOUGH_SEC + 5:g}\n", duration=2 * LONG_ENOUGH_SEC)
         return [None, at_work, COMPLETE][number] if turn == 1 else pytest.fail("nobody is asked after the deadline")
 
     task = write_task(tmp_path / "task")

@@ -15,6 +15,8 @@ from harbor_gym.sandboxes import environment_config
 from tests.helpers.sandboxes.viewing import VIEWING
 from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 @pytest.mark.parametrize(
     ("oracle", "nop", "forged", "error", "verdict"),

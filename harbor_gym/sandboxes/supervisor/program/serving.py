@@ -170,12 +170,6 @@ class _Supervisor:
         work, arguments = spec["work"], spec["arguments"]
         if work == "open_grading":
             arguments["is_full"] = namespaces.open_reserve(self.config.storage_bytes)
-            # The supervisor only looks. A child makes what is missing, as that follows paths of the policy.
-            with self.entered():
-                has_all = all(map(os.path.isdir, arguments["directories"]))
-            if has_all:
-                self.reply(id=request, return_code=0, error="", problem="", is_full=arguments["is_full"])
-                return
         elif work == "close_grading":
             namespaces.close_reserve(self.config.storage_bytes)
             self.reply(id=request, return_code=0, error="")
