@@ -1,5 +1,6 @@
 """Sandboxes that end at a random moment of some episodes. ``TerminalEnvConfig.sandbox`` takes them by import path."""
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -46,17 +47,29 @@ class Flaky(FakeEnvironment):
 
 
 class FirstIsLost(LocalEnvironment):
-    """Real sandboxes, of which the first goes away when it is to be graded."""
+    """Real sandboxes. The first goes away when it is to be graded; the others are graded when its trial has ended."""
 
     made: ClassVar[int] = 0
+    ended: ClassVar[asyncio.Event]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._is_first = FirstIsLost.made == 0
+        self._is_first, self._is_lost = FirstIsLost.made == 0, False
+        if self._is_first:
+            FirstIsLost.ended = asyncio.Event()
         FirstIsLost.made += 1
 
     @override
     async def upload_dir(self, source_dir: Any, target_dir: str) -> None:
         if target_dir == "/tests" and self._is_first:
             await self.stop(delete=True)
+            self._is_lost = True
+        elif target_dir == "/tests":
+            await self.ended.wait()
         await super().upload_dir(source_dir, target_dir)
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        await super().stop(delete)
+        if self._is_lost:
+            self.ended.set()
