@@ -1,4 +1,4 @@
-"""Make the policy that is shipped for a task: its demonstrations, the warm start, and what ``harbor_gym`` packs of it.
+"""Make the policy that is shipped for a task: its demonstrations, the warm start, and the packed policy of the package.
 
 .venv/bin/python .ci/policy.py tasks/devops_task            # minutes
 .venv/bin/python .ci/policy.py tasks/devops_task FOLDER     # packs a policy of this task that is there

@@ -1,7 +1,7 @@
 """Draw the kinds of Mermaid diagrams that our pages have, as SVG in the colours of the page.
 
 A flowchart from left to right, of ``id[words]`` and ``a -->|words| b`` chains without cycles; and a sequence diagram of
-participants, messages and loops. Whatever else is written raises ``ValueError``, which ends the build.
+participants, messages and loops. Any other line raises ``ValueError``, which ends the build.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What mkdocs does beyond its plugins: diagrams become SVG, and the page of commands is made from the command line."""
+"""Work of mkdocs beyond its plugins: diagrams become SVG, and the page of commands is made from the command line."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What the scripts that draw figures into a page share: reports in one JSON file, and a marked section of the page."""
+"""Shared functions of the scripts that draw figures into a page: reports in one JSON file, marked sections of pages."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ END = "<!-- end of figures -->"
 
 
 def mark(script: str) -> str:
-    """Return what a script's section begins with."""
+    """Return the first line of a script's section."""
     return f"<!-- figures: drawn by .ci/docs/{script} -->"
 
 

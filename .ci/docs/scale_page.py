@@ -22,7 +22,7 @@ def main(files: list[str]) -> None:
 
 
 def key_of(report: dict[str, Any]) -> str:
-    """Return what a report replaces: its kind, sandbox and size."""
+    """Return the key of a report, which replaces one with the same: its kind, sandbox and size."""
     kind, size = ("scale", report["sandboxes"]) if "sandboxes" in report else ("soak", report["episodes"])
     return f"{kind} {report['env']} {size}"
 

@@ -68,7 +68,7 @@ SUITES: Mapping[str, Suite] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an extra's newest releases."""
+    """The outcome of an extra's newest releases."""
 
     releases: Mapping[str, str]
     """Package of the extra → the release that the resolver chose."""
@@ -83,11 +83,11 @@ class Outcome:
     """Tests by outcome: passed, failed, skipped. None where none ran."""
 
     trouble: str = ""
-    """What was wrong first, in a line."""
+    """The first fault, in a line."""
 
 
 def unbounded(requirement: str) -> str:
-    """Return a requirement without its upper bounds; what is pinned may be newer."""
+    """Return a requirement without its upper bounds; a pinned version may be newer."""
     parsed = Requirement(requirement)
     parts = [(part.operator.replace("==", ">="), part.version) for part in parsed.specifier]
     lower = [f"{operator}{version}" for operator, version in parts if operator in (">=", ">", "!=")]
@@ -101,8 +101,8 @@ def row(extra: str, outcome: Outcome, requirements: Sequence[str], date: str) ->
 
     Args:
         extra: Its name.
-        outcome: What became of it.
-        requirements: What pyproject.toml requires for it.
+        outcome: Its outcome.
+        requirements: Its requirements in pyproject.toml.
         date: When that was.
     """
     allowed = {parsed.name: parsed.specifier for parsed in map(Requirement, requirements)}
@@ -155,12 +155,12 @@ def counts_of(report: Path) -> tuple[dict[str, int], str]:
 
 
 def project() -> dict[str, Any]:
-    """Return what pyproject.toml says of the package."""
+    """Return the package's table of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def required(extra: str) -> list[str]:
-    """Return what pyproject.toml requires for an extra."""
+    """Return an extra's requirements in pyproject.toml."""
     return project()["optional-dependencies"].get(extra, [])
 
 

@@ -1,7 +1,7 @@
 """Mutation testing of the core: which changes of the code does no test notice?
 
 Each module is copied with its tests into a folder of its own under build/mutants, where mutmut changes one thing at a
-time and runs the tests that reach it. What is left out is not worth a test: texts, and the words of errors and logs.
+time and runs the tests that reach it. Texts and the words of errors and logs are not worth a test, and left out.
 
     [MUTANTS_SAMPLE=N] .ci/mutants/run.sh [MODULE ...]
 
@@ -28,7 +28,7 @@ CAUGHT = ("killed", "timeout", "caught by type check", "segfault", "suspicious")
 
 @dataclass(frozen=True)
 class Module:
-    """What is mutated together, and the fast tests that should notice."""
+    """Modules that are mutated together, and the fast tests that should notice."""
 
     sources: tuple[str, ...]
     tests: tuple[str, ...]

@@ -51,7 +51,7 @@ def run_all(
 ) -> None:
     """Run step, reset, episode, concurrency, vector and gateway; print one JSON object that also describes the machine.
 
-    The page on performance is drawn from it. What else the machine does moves every figure: its load is in there.
+    The page on performance is drawn from it. Other work of the machine moves every figure: its load is in there.
     """
     with measuring(env):
         report = bench_everything(env, scale=repeat, on_progress=lambda name: echo(name, err=True))
@@ -72,9 +72,9 @@ def run_truth(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
-    """Judge each return of the terminal by what the pane wrote afterwards, in many programs.
+    """Judge each return of the terminal by the pane's later output, in many programs.
 
-    Each session is a line on stderr when it is over; Ctrl-C ends the run with what it has.
+    Each session is a line on stderr when it is over; Ctrl-C ends the run with the sessions so far.
     """
     chosen = [item for item in make_sessions() if not session or item.name in session]
     options = {} if rootfs is None else {"rootfs": str(rootfs.resolve())}
@@ -127,7 +127,7 @@ def run_fork(
     repeat: Annotated[int, typer.Option(min=1, help="Times that copies are made.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
-    """Time a snapshot, a copy and many at once of a running episode, and look at what each copy has."""
+    """Time a snapshot, a copy and many at once of a running episode, and look at the state of each copy."""
     with measuring(env):
         report = asyncio.run(fork.bench_fork(env, turns=turns, copies=copies, repeat=repeat))
     print_report(report, fork.format_fork, as_json)

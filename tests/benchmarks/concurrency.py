@@ -24,7 +24,7 @@ _LONG_SEC = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyReport(BenchReport):
-    """What ``make bench ARGS=concurrency`` found."""
+    """The results of ``make bench ARGS=concurrency``."""
 
     env: str
     terminals: int
@@ -32,7 +32,7 @@ class ConcurrencyReport(BenchReport):
     """Steps of all terminals together."""
 
     lost: int
-    """Steps whose observation did not hold what they printed."""
+    """Steps with an observation that lacked their output."""
 
     start_sec: float
     """Wall-clock time until all sandboxes and terminals were open."""

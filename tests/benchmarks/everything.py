@@ -27,7 +27,7 @@ def bench_everything(
 ) -> dict[str, Any]:
     """Run ``step``, ``reset``, ``episode``, ``concurrency``, ``vector`` and ``gateway``, one after the other.
 
-    Each is a process of its own, so that none is measured in what another one left. Blocks.
+    Each is a process of its own, so that none is measured beside another one's leftovers. Blocks.
 
     Args:
         sandbox: ``local``, ``docker``, or any other sandbox by name.
@@ -36,7 +36,7 @@ def bench_everything(
 
     Returns:
         Each benchmark's report by its name, beside ``format``, ``machine``, ``env``, ``day``, and the machine's
-        ``load`` before and after: what else ran there.
+        ``load`` before and after, of other programs.
 
     Raises:
         HarborGymError: A benchmark failed, or one of its results was wrong.

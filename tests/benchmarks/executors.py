@@ -1,4 +1,4 @@
-"""Groups of episodes played in this process, in others, and by Ray's workers: what each way costs an episode."""
+"""Groups of episodes played in this process, in others, and by Ray's workers: the cost of an episode in each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ExecutorRow:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorReport(BenchReport):
-    """What ``make bench ARGS=executors`` found."""
+    """The results of ``make bench ARGS=executors``."""
 
     env: str
     cpus: int

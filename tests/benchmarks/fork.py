@@ -44,7 +44,7 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True)
 class ForkReport(BenchReport):
-    """The results of ``make bench ARGS=fork``. Times are wall-clock times; of what was repeated, medians."""
+    """The results of ``make bench ARGS=fork``. Times are wall-clock times; those of repeated work are medians."""
 
     env: str
     turns: int
@@ -149,7 +149,7 @@ async def _copies_processes() -> bool:
 
 
 async def _timed[T](work: Awaitable[T]) -> tuple[float, T]:
-    """Return the milliseconds that something took, and what it returned."""
+    """Return the milliseconds of an awaitable, and its result."""
     started = time.perf_counter()
     result = await work
     return (time.perf_counter() - started) * 1000, result

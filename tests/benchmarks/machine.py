@@ -12,7 +12,7 @@ from harbor_gym._runtime.procfs import PROC, size_bytes
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides how fast a benchmark is."""
+    """The properties of a machine that decide how fast a benchmark is."""
 
     processor: str
     cpus: int
@@ -27,7 +27,7 @@ class Machine:
 
 
 def describe_machine() -> Machine:
-    """Return what this machine is; what it does not report is empty or 0."""
+    """Describe this machine; a property that it does not report is empty or 0."""
     from importlib.metadata import version
 
     return Machine(

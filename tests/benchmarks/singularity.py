@@ -1,6 +1,6 @@
 """Apptainer sandboxes beside Harbor's own ``singularity``, on one image in one run: resets and steps in one table.
 
-Harbor's starts a Python server inside the image, so the image brings what that needs: Python, uvicorn, FastAPI, tmux.
+Harbor's starts a Python server inside the image, so the image brings its requirements: Python, uvicorn, FastAPI, tmux.
 Nothing is left for its start to install, and no package index for it to ask.
 """
 
@@ -53,7 +53,7 @@ _HOG_TEXT = f"320 MiB taken in 0.4 s and held for 10 s, with memory_mb = {_MEMOR
 _WATCH_SEC = 0.01
 _DOWNLOAD_TIMEOUT_SEC = 600.0
 _BUILD_TIMEOUT_SEC = 1800.0
-# asciinema is what Harbor's start would install too; a terminal without a recording does not run it.
+# asciinema: Harbor's start would install it too; a terminal without a recording does not run it.
 _SERVER = f"""\
 COPY packages /opt/packages
 RUN python3 -m venv --without-pip /opt/harbor-server \\
@@ -65,7 +65,7 @@ RUN python3 -m venv --without-pip /opt/harbor-server \\
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """What became of a command that takes more memory than its sandbox has."""
+    """The end of a command that takes more memory than its sandbox has."""
 
     way: str
     highest_mib: float
@@ -83,7 +83,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class SingularityReport(BenchReport):
-    """What ``make bench ARGS=singularity`` found."""
+    """The results of ``make bench ARGS=singularity``."""
 
     resets: list[ResetRow]
     """Ours and Harbor's, for each number at once."""
@@ -96,7 +96,7 @@ class SingularityReport(BenchReport):
     @property
     @override
     def is_right(self) -> bool:
-        """Return whether every step of ours showed what it should."""
+        """Return whether every step of ours showed the right lines."""
         return self.steps.is_right
 
     @override
@@ -115,7 +115,7 @@ async def bench_singularity(
         on_progress: Called with the number of finished repetitions of the steps.
 
     Raises:
-        MissingDependencyError: Apptainer is missing, or pip can't download what Harbor's server needs.
+        MissingDependencyError: Apptainer is missing, or pip can't download the packages of Harbor's server.
         SandboxStartError: A sandbox did not start.
     """
     with bench_task() as task_dir, _singularity_in_path(task_dir.parent):
@@ -152,7 +152,7 @@ def _singularity_in_path(folder: Path) -> Generator[None]:
 
 
 async def _make_task(task_dir: Path) -> None:
-    """Make a SIF file with what Harbor's server needs the task's image."""
+    """Make a SIF file with Harbor's server's requirements the task's image."""
     environment = task_dir / "environment"
     await asyncio.to_thread((environment / "Dockerfile").write_text, f"{BENCH_DOCKERFILE}{_SERVER}")
     await _download(environment / "packages")
@@ -226,7 +226,7 @@ async def _measure_memory(way: str, sandbox: str, task_dir: Path) -> MemoryRow:
 async def _runs(environment: BaseEnvironment, command: str) -> bool:
     try:
         return (await environment.exec(command)).return_code == 0
-    except Exception:  # the boundary to Harbor: a sandbox that is gone raises what its client raises
+    except Exception:  # the boundary to Harbor: a sandbox that is gone raises its client's errors
         return False
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks: what they call right, how they count and sum up, and that they run. No figure is a verdict here."""
+"""The benchmarks: their verdicts, counts and sums, and that they run. No figure is a verdict here."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ from tests.unit.house.test_cli import run
 
 ROW_KEYS = {"row", "implementation", "median_ms", "p95_ms", "correct", "of", "execs_per_step"}
 
-# --- what counts as right ---------------------------------------------------------------------------------------------
+# --- right answers ----------------------------------------------------------------------------------------------------
 
 TILDES = "\n".join("~" * 15)
 
@@ -67,7 +67,7 @@ WRONG: list[tuple[str, str]] = [
 
 
 TIMELESS = {"vim open", "vim quit", "python start", "C-c", "read -s"}
-"""What looks the same each time; the screen before it looks otherwise."""
+"""Steps that look the same each time; the screen before them looks otherwise."""
 
 
 def step_of(row: str, repetition: int = 3) -> Step:

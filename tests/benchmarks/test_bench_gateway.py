@@ -1,4 +1,4 @@
-"""The gateway's benchmark: that it measures what it should, and refuses what it can't. No figure is a verdict here."""
+"""The gateway's benchmark: it measures the right time, and refuses bad arguments. No figure is a verdict here."""
 
 import asyncio
 import dataclasses

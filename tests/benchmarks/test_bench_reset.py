@@ -1,4 +1,4 @@
-"""The benchmarks of sandboxes and episodes: that they run and what they conclude. No figure is a verdict here."""
+"""The benchmarks of sandboxes and episodes: that they run, and their conclusions. No figure is a verdict here."""
 
 import json
 

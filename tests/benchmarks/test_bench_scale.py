@@ -1,4 +1,4 @@
-"""Many sandboxes at once and many episodes in a row: that the benchmarks run, and notice what they are there for."""
+"""Many sandboxes at once and many episodes in a row: the benchmarks run, and notice losses and leaks."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``bench singularity``: what its table holds, and on the real programs that both kinds of sandboxes do their work."""
+"""``bench singularity``: its table, and on the real programs that both kinds of sandboxes do their work."""
 
 import json
 import os

@@ -99,7 +99,7 @@ def test_ctrl_c_prints_the_report() -> None:
     words = [sys.executable, "-m", "tests.benchmarks", "truth", "--at-once", "1", "--session", "exec bash"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stderr is not None
-        line = next(line for line in process.stderr if "exec bash" in line)  # what is before it tells of an image
+        line = next(line for line in process.stderr if "exec bash" in line)  # lines before it tell of an image
         process.send_signal(signal.SIGINT)
         printed, more = process.communicate()
     assert line == "1/2      portable    5 steps   exec bash                    right\n"

@@ -16,7 +16,7 @@ _LS = "ls /srv/bench/{number}\n"
 
 @dataclass(frozen=True, slots=True)
 class VectorReport(BenchReport):
-    """What ``make bench ARGS=vector`` found. Times are medians of wall-clock time."""
+    """The results of ``make bench ARGS=vector``. Times are medians of wall-clock time."""
 
     env: str
     num_envs: int
@@ -35,7 +35,7 @@ class VectorReport(BenchReport):
     """One environment's share of a step of all, in steps of a single environment."""
 
     wrong: int
-    """Observations that lacked what the command prints."""
+    """Observations that lacked the command's output."""
 
     @property
     @override

@@ -1,4 +1,4 @@
-"""Where doors differ, and whose rule it is: the list behind docs/training.md, "Where they differ"."""
+"""The differences between the doors, and the rule behind each: the list of docs/training.md, "Where they differ"."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Difference:
 
     doors: Collection[str]
     whose: str
-    """Whose rule it is, as the docs name it."""
+    """The owner of the rule, as the docs name it."""
 
 
 DIFFERENCES: Mapping[str, Difference] = {

@@ -29,7 +29,7 @@ ON_LOCAL = (
     "an_observation_is_plain_text",
     "a_cancelled_step_leaves_nothing",
 )
-"""What a real terminal and a real sandbox could do otherwise than the fake; all passed when they were tried."""
+"""Behaviours in which a real terminal and sandbox could differ from the fake; all passed when they were tried."""
 
 ON_DOCKER = ("a_step_shows_what_was_done", "a_truncation_is_verified")
 """Two are enough to see that it is the same environment: an episode there takes seconds."""
@@ -201,7 +201,7 @@ def test_infos_types_are_those_of_its_type(wrong: dict[str, object]) -> None:
         check_info(cast("EpisodeInfo", right), "instruction")
 
 
-# --- what the fake is for --------------------------------------------------------------------------------------------
+# --- uses of the fake ------------------------------------------------------------------------------------------------
 
 
 def on_fake(tmp_path: Path, **options: Any) -> AsyncTerminalGymEnv:

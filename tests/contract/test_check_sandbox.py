@@ -32,7 +32,7 @@ AT_ONCE = 8
 _SOCKETS = "socket_buffers_end_at_the_sandboxs_own_limit"
 """Needs a control group, which an ordinary user and Apptainer may not have."""
 BROKEN_AT_ONCE = 6
-"""They mostly wait for what never comes."""
+"""They mostly wait for events that never come."""
 
 SANDBOXES = [
     pytest.param(FakeEnvironment, AT_ONCE, id="fake"),
@@ -40,12 +40,12 @@ SANDBOXES = [
     pytest.param("apptainer", AT_ONCE, id="apptainer", marks=pytest.mark.apptainer),
     pytest.param("docker", 4, id="docker", marks=[pytest.mark.docker, pytest.mark.slow]),
 ]
-"""Who keeps the contract, and how many behaviours at once."""
+"""The sandboxes that keep the contract, and how many behaviours at once."""
 
 
 @pytest.fixture(autouse=True)
 def engine(request: pytest.FixtureRequest) -> None:
-    """Skip what this machine can't run."""
+    """Skip the engines that this machine lacks."""
     for name in ("local", "apptainer", "docker"):
         if request.node.get_closest_marker(name) is not None:
             require_engine(name)

@@ -1,6 +1,6 @@
-"""Network allowlists on Docker: who is reached is what each phase declares, in an episode and in Harbor's own trial.
+"""Network allowlists on Docker: each phase reaches the hosts that it declares, in an episode and in Harbor's own trial.
 
-Harbor's sidecar decides it, in whose network the sandbox runs. Its proxy comes from a registry; tests/egress_sidecar
+Harbor's sidecar decides it: the sandbox runs in its network. Its proxy comes from a registry; tests/egress_sidecar
 has routes instead, behind Harbor's own entry point.
 """
 
@@ -31,7 +31,7 @@ STEPS = {
     "no-network": ('[steps.agent]\nnetwork_mode = "no-network"\n', set[str]()),
     "public": ('[steps.agent]\nnetwork_mode = "public"\n', {LISTED, OTHER}),
 }
-"""Step → its settings, and whom the policy reaches then. The verifier has the task's own list each time."""
+"""Step → its settings, and the hosts that the policy reaches then. The verifier has the task's own list each time."""
 
 
 @pytest.fixture

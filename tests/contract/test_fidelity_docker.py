@@ -1,4 +1,4 @@
-"""What only Docker can do of a task's declarations: sidecars, their evidence, and limits by the daemon."""
+"""Declarations of a task that only Docker supports: sidecars, their evidence, and limits by the daemon."""
 
 import asyncio
 from pathlib import Path

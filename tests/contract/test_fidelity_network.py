@@ -1,4 +1,4 @@
-"""A task's network modes, phase by phase: who may reach out is the same in an episode and in Harbor's own trial."""
+"""A task's network modes, phase by phase: an episode and Harbor's own trial reach the same hosts."""
 
 import asyncio
 from pathlib import Path

@@ -118,7 +118,7 @@ def write_steps_of_their_own(task_dir: Path) -> Path:
 
 
 def left_of_steps(trial_dir: Path) -> dict[str, str]:
-    """Return what verifiers and artifacts left in a trial's folder: path → text."""
+    """Return the files of verifiers and artifacts in a trial's folder: path → text."""
     found = {
         str(path.relative_to(trial_dir)): path.read_text()
         for kind in ("verifier", "artifacts")
@@ -210,7 +210,7 @@ if [ -e /tests/test.sh ]; then
 fi
 exec /bin/cat.real "$@"
 """
-"""The same, and what it leaves takes the next step's verdict away."""
+"""The same, and its files take the next step's verdict away."""
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -252,7 +252,7 @@ async def test_a_planted_program_costs_no_later_step_its_verdict(tmp_path: Path)
 async def test_what_a_later_steps_setup_starts_runs_on_only_where_the_task_keeps_processes(
     tmp_path: Path, keeps: bool
 ) -> None:
-    """Its programs may be the policy's: what they start is not to be told from what the policy starts."""
+    """Its programs may be the policy's: their children can't be told from the policy's own."""
     judge = (
         "#!/bin/bash\nif pgrep -f 'sleep 101[0]' >/dev/null; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     )

@@ -5,17 +5,17 @@ Rows that are not here, and why:
 | row | failure | why not here |
 |---|---|---|
 | 8 | a lost response makes a second sandbox | this machine's kernel or daemon makes the sandboxes, under the trial's |
-|   |   | name; what a cloud provider's client does about a lost response is Harbor's and the provider's affair |
+|   |   | name; a cloud provider's lost responses are Harbor's and the provider's affair                       |
 | 12 | Docker runs out of networks at about 30 | needs more containers at once than a test machine holds; a pool |
 |    |   | bounds starts (test_pool.py), and local sandboxes use no Docker network |
 
-And what part of a row is not done, and why:
+The parts of rows that are not done, and why:
 
 | row | part | why not |
 |---|---|---|
-| 3 | a metric of programs that changed since the policy began | whoever is root in the verifier's sandbox also |
+| 3 | a metric of programs that changed since the policy began | a root policy of the verifier's sandbox also   |
 |   |   | answers for what is seen there, tasks that have packages installed change the same directories, and two |
-|   |   | passes of stat cost 2.2 ms of processor time an episode. What a task is open to is found before training:|
+|   |   | passes of stat cost 2.2 ms of processor time an episode. Open tasks are found before training:         |
 |   |   | `harbor-gym check` plays these tricks and names those that pay (test_checking.py) |
 | 5 | logs of what goes out to the network | a local sandbox or container has a network or none; |
 |   |   | allowlists are refused by local (test_fidelity.py) and are Harbor's on Docker (test_fidelity_allowlist.py) |
@@ -225,7 +225,7 @@ async def test_row_14_no_verdict_is_an_error_and_not_a_zero(tmp_path: Path, test
 
 
 async def test_row_15_the_verifiers_time_is_its_own(tmp_path: Path) -> None:
-    """Neither the policy's budget nor the ceiling on one wait cuts it; what the task allows it does."""
+    """Neither the policy's budget nor the ceiling on one wait cuts it; the task's own limit does."""
     long = "#!/bin/bash\nsleep 1.2\necho 1 > /logs/verifier/reward.txt\n"
     task_dir = write_task(tmp_path / "long", test_sh=long, toml="[agent]\ntimeout_sec = 0.4\n")
     assert await reward_of(task_dir, terminal=TerminalConfig(max_wait_sec=0.5)) == 1.0

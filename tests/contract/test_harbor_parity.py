@@ -33,7 +33,7 @@ HARBORS_NAME = {
     "local": "harbor_gym.sandboxes.local.environment:LocalEnvironment",
     "docker": "docker",
 }
-"""Sandbox → what Harbor's own command line calls it."""
+"""Sandbox → its name on Harbor's own command line."""
 
 
 def harbor_run(engine: str, jobs_dir: Path) -> dict[str, Rewards]:

@@ -1,4 +1,4 @@
-"""Every ending has a name: an infrastructure failure raises with what the trial left, and kept folders can be read."""
+"""Every ending has a name: an infrastructure failure raises with the trial's files, and kept folders can be read."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def solve(env: AsyncTerminalGymEnv, keys: str = DONE) -> None:
 
 
 async def end(task_dir: Path, *, keys: str = DONE) -> tuple[list[float], EpisodeInfo]:
-    """Run an episode to its end, and return what each phase was paid, and its last info."""
+    """Run an episode to its end, and return the pay of each phase, and its last info."""
     rewards: list[float] = []
     async with make_env(task_dir) as env:
         _, info = await env.reset()

@@ -1,7 +1,7 @@
-"""One episode, any trainer: whoever drives it, the same tokens, mask, reward, end and outcome of a lost sandbox.
+"""One episode, any trainer: the same tokens, mask, reward, end and outcome of a lost sandbox by every adapter.
 
 An adapter joins by a function in players/ that plays an ``Episode`` through the adapter's own rollout code.
-One whose framework has an environment of its own is in ``ENGINES``: it runs there, against the same reference.
+One with a framework in an environment of its own is in ``ENGINES``: it runs there, against the same reference.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, Any], Played]] = {
         Played(None, EndReason.INFRASTRUCTURE_ERROR, "sandbox_lost"),
     ),
 }
-"""Sampler, budgets, and what comes of it."""
+"""Sampler, budgets, and the outcome."""
 
 REFUSED = Script((message(DONE), message(f"echo {'x' * 3000}\n")), window=4000)
 
@@ -156,11 +156,11 @@ STEPS: Mapping[str, tuple[Script, str, Mapping[str, Any], Played]] = {
     ),
     "cut in the first": (Script((message(DONE),)), "mean", {"max_turns": 1}, Played(1.0, EndReason.MAX_TURNS)),
 }
-"""Sampler, the task's own rule, budgets, and what comes of a task of two steps."""
+"""Sampler, the task's own rule, budgets, and the outcome of a task of two steps."""
 
 
 class Counting:
-    """A sampler that counts what it is asked."""
+    """A sampler that counts its calls."""
 
     asked = 0
 
@@ -173,7 +173,7 @@ class Counting:
 @pytest.mark.parametrize("adapter", adapters())
 async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path) -> None:
     if name in MARKS and adapter in doors("marks in content"):
-        return  # test_marks_in_output_open_no_turn has what comes of it
+        return  # test_marks_in_output_open_no_turn has the outcome
     if name in LIMITED and adapter in doors("limits in tokens"):
         return
     script, budgets, expected = EPISODES[name]
@@ -193,7 +193,7 @@ async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path
 
 
 def sampled(played: Played) -> list[tuple[int, int, float]]:
-    """Return what the policy wrote, without what it was shown."""
+    """Return the policy's own text, without its observations."""
     return [item for item in played.trained if item[1]]
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Keyless:
-    """A sampler whose engine refuses the key."""
+    """A sampler over an engine that refuses the key."""
 
     asked = 0
 

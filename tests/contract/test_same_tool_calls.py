@@ -44,7 +44,7 @@ def llama3(name: str, **arguments: str) -> str:
 OWN_LOOPS = frozenset(ADAPTERS) - AGENTS
 FORMS = {form.__name__: form for form in (hermes, qwen3_coder, glm, mistral, llama3)}
 WITHOUT_TOOLS = ("nemo-gym-agent",)
-"""Where what reads calls is the server of the framework, which no test here runs with a tool parser."""
+"""Here the framework's server reads the calls, which no test here runs with a tool parser."""
 
 SOLVED = Played(1.0, EndReason.COMPLETED)
 

@@ -23,7 +23,7 @@ from tests.helpers.engines import require_engine
 from tests.helpers.patience import PATIENCE_SEC
 
 END = b"\x1d\x1c\x1d"
-"""What ends every message to the readers; typed as raw bytes, and no generated text contains it."""
+"""The end of every message to the readers; typed as raw bytes, and in no generated text."""
 
 
 _READER = """\
@@ -52,7 +52,7 @@ class Host:
 
 
 class Panes:
-    """A tmux server with one pane for Harbor and one for us, each with a program that writes down what it receives."""
+    """A tmux server with one pane for Harbor and one for us, each with a program that writes down its input."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -210,7 +210,7 @@ def test_a_program_receives_the_same_whatever_is_typed(panes: Panes, keystrokes:
     "keystrokes", [keys for keys, _ in TABLE if not is_pasted(keys)], ids=lambda keys: repr(keys[:20])
 )
 def test_tmuxs_own_language_means_the_same(panes: Panes, keystrokes: str) -> None:
-    """A file of commands stands for any channel whose arguments are quoted, not split off a command line."""
+    """A file of commands stands for any channel that quotes its arguments and splits no command line."""
     argument = as_one_argument(keystrokes)
     if argument is not None:
         quoted = "".join(f"\\{byte:03o}" for byte in argument.encode())

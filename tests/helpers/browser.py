@@ -85,7 +85,7 @@ async def browser(profile: Path, *, width: int = 1400, height: int = 900) -> Asy
     """Run Chromium; yield its tab.
 
     Args:
-        profile: A folder for what it writes.
+        profile: A folder for its files.
         width: Of the window, in pixels.
         height: Likewise.
     """

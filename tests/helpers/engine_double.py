@@ -134,7 +134,7 @@ class EngineDouble:
         """The page of models; None is a 404."""
         self.returns_token_ids = True
         self.knows_prefix = True
-        """Whether a chat's prompt begins with what was sampled; else the whole chat is rendered anew."""
+        """Whether a chat's prompt begins with the sampled tokens; else the whole chat is rendered anew."""
         self.heeds_limit = True
         """Whether an answer is cut at the request's limit of tokens; else it is the policy's, whole."""
         self.propagates_overflow = True

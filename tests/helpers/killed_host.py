@@ -1,8 +1,8 @@
 """A program that runs episodes without end and is killed for it. ``python -m tests.helpers.killed_host`` has two modes.
 
 ``script SANDBOX TASK`` runs them as a user's script would. ``rounds SANDBOX TASK COUNT AT_ONCE SEED MAX_SEC`` forks,
-COUNT times, a child that runs AT_ONCE of them side by side, kills it with SIGKILL at a random moment, and prints what
-became of everything as JSON. Forking saves the seconds of imports; orphans come to the program itself, so it can count.
+COUNT times, a child that runs AT_ONCE of them side by side, kills it with SIGKILL at a random moment, and prints the
+fate of each sandbox as JSON. Forking saves the seconds of imports; orphans come to the program itself, so it can count.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def kill_one(work: Callable[[int], Coroutine[Any, Any, None]], first_lines: int,
     """Fork a child, kill it after a while, and return the lines that it wrote.
 
     Args:
-        work: What the child runs; it gets the file descriptor to write lines to.
+        work: The child's work; it gets the file descriptor to write lines to.
         first_lines: Lines to wait for before the delay begins.
         delay_sec: Time from the last of them to the signal.
     """
@@ -80,7 +80,7 @@ def adopt_orphans() -> None:
 
 
 def orphans() -> list[str]:
-    """Wait until everything that came to this process is gone; return what stays, and end it."""
+    """Wait until the processes that came to this one are gone; return those that stay, and end them."""
     deadline = time.monotonic() + PATIENCE_SEC
     while True:
         try:

@@ -83,5 +83,5 @@ async def set_window(page: Page, width: int, scheme: str) -> None:
 
 
 async def faults(page: Page) -> list[Any]:
-    """Return what is beyond the window's edge, over its neighbour or over other text, cut or broken, as words."""
+    """Return the elements beyond the window's edge, over a neighbour or other text, cut or broken, as words."""
     return await page.run(_FAULTS)

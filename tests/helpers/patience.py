@@ -1,17 +1,17 @@
-"""How long tests wait for what is bound to come, and how where it sends no event."""
+"""Waiting for events that are bound to come: the time limits, and polls where there is no event."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
 PATIENCE_SEC = 60.0
-"""Nothing is measured by it: it only ends a test of what never comes, and a busy machine's processes may come late."""
+"""Nothing is measured by it: it only ends a test whose event never comes; a busy machine's processes may be late."""
 
 
 async def eventually(condition: Callable[[], object]) -> None:
     """Wait until a condition holds, while the event loop goes on."""
     async with asyncio.timeout(PATIENCE_SEC):
-        while not condition():  # noqa: ASYNC110  # what is watched has no event
+        while not condition():  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0.01)
 
 

@@ -84,7 +84,7 @@ def _write_thread(place: Path, process: Process, thread: Thread, children: Seque
     count = process.listed_threads if process.listed_threads is not None else 1 + len(process.others)
     fields = [thread.state, process.parent, process.group or process.pid, 1, 34816, process.terminal_group]
     fields += [0] * 11 + [count, 0, process.start, 0]
-    # The name may hold what ends it.
+    # A name may contain the bracket that ends it.
     (place / "stat").write_text(f"{process.pid} ({process.name}) ) {' '.join(map(str, fields))}\n")
     (place / "children").write_text("".join(f"{child.pid} " for child in children))
     if process.runtime:

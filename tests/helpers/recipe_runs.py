@@ -1,4 +1,4 @@
-"""Commands run in this process: what only a process of their own can show is tested in few of them."""
+"""Commands run in this process: few tests need a process of their own for them."""
 
 from collections.abc import Mapping
 

@@ -79,11 +79,11 @@ def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666")
     Its store has the tests' base image, as ``harbor-gym base`` made it once for this test process's users.
 
     Args:
-        user: Who.
+        user: The user's name.
         home: A directory to mount its home on, in memory: gone with the command.
-        argv: What, in the repository.
+        argv: The command, run in the repository.
         base: The root file system of that image.
-        tun_mode: Who may open /dev/net/tun there, whoever may on this machine.
+        tun_mode: Mode of /dev/net/tun there, apart from this machine's own.
     """
     if not _homes:
         store = Path(tempfile.mkdtemp(dir="/tmp"))
@@ -131,7 +131,7 @@ def _run(
 
 
 def _make_readable(spare: Path, wanted: list[Path]) -> Iterator[str]:
-    """Cover directories that only root may enter, and show nothing there but what is wanted."""
+    """Cover directories that only root may enter, and show only the wanted paths there."""
     closed = {path: found for path in wanted if (found := next(filter(_is_closed, reversed(path.parents)), None))}
     yield f"mount -t tmpfs tmpfs {spare}"
     for number, path in enumerate(closed):

@@ -1,1 +1,1 @@
-"""What the gateway costs a call, beside the sampler alone."""
+"""The gateway's cost of a call, beside the sampler alone."""

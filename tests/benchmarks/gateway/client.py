@@ -25,7 +25,7 @@ type _Ask = Callable[[str, str, list[_Message]], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one client does: in each conversation a call every ``len(urls) / calls_per_sec`` seconds."""
+    """One client's work: in each conversation a call every ``len(urls) / calls_per_sec`` seconds."""
 
     urls: list[str]
     """Base URL of each conversation, without ``/v1``."""
@@ -46,12 +46,12 @@ class Plan:
     """Whether litellm sends the calls, as Harbor's agents on the host do."""
 
     keys: list[str] = field(default_factory=list[str])
-    """What each conversation authenticates with, where its URL does not."""
+    """The key of each conversation, where its URL has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What one client measured."""
+    """One client's measurements."""
 
     latencies_sec: list[float]
     """Time of each call from the moment it was due to its whole answer, read as JSON."""

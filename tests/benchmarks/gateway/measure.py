@@ -1,4 +1,4 @@
-"""What the gateway costs a call: the same conversations through it, and to its sampler behind a bare HTTP server."""
+"""The gateway's cost of a call: the same conversations through it, and to its sampler behind a bare HTTP server."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class EndpointRow:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport(BenchReport):
-    """What ``make bench ARGS=gateway`` found."""
+    """The results of ``make bench ARGS=gateway``."""
 
     sessions: int
     calls: int

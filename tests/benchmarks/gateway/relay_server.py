@@ -30,7 +30,7 @@ class RelayOfSessions:
     """Its server's address."""
 
     keys: list[str]
-    """What each session's agent authenticates with."""
+    """The key of each session's agent."""
 
     @property
     def urls(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Many live sandboxes in one process: how long until all show a prompt, what they hold, and whether one is lost."""
+"""Many live sandboxes in one process: the time until all show a prompt, the memory of each, and lost ones."""
 
 import asyncio
 import contextlib
@@ -23,14 +23,14 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScaleReport(BenchReport):
-    """What ``make bench ARGS=scale`` found."""
+    """The results of ``make bench ARGS=scale``."""
 
     env: str
     cpus: int
     sandboxes: int
     starts_at_once: int
     lost: int
-    """Sandboxes that did not start, or whose terminal did not answer once all were live."""
+    """Sandboxes that did not start, or had no answering terminal once all were live."""
 
     live_sec: float
     """Wall-clock time until the last one showed its prompt."""
@@ -57,7 +57,7 @@ class ScaleReport(BenchReport):
     """Each, in processes below this one (PSS)."""
 
     left: tuple[str, ...]
-    """What there is more of after the last close than before the first start."""
+    """The counts that are higher after the last close than before the first start."""
 
     @property
     @override
@@ -85,7 +85,7 @@ async def bench_scale(
         first = _Member(config)
         await first.start()
         try:
-            # What is started once for the whole process is there before it counts.
+            # Objects that are started once for the whole process are there before it counts.
             await _Fleet([_Member(config)], 1).run()
             await fill_executor()
             before = await asyncio.to_thread(take_holdings)
@@ -188,7 +188,7 @@ class _Fleet:
                 await member.answer(number)
 
     async def _close(self, number: int, member: _Member) -> None:
-        with contextlib.suppress(HarborGymError):  # what it leaves is counted
+        with contextlib.suppress(HarborGymError):  # its leftovers are counted
             await member.close()
 
 

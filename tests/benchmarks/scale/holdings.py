@@ -1,4 +1,4 @@
-"""What this process has on its machine at one moment."""
+"""The processes, files and memory of this process on its machine at one moment."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ _HOLD_SEC = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Counts of what episodes must give back."""
+    """Counts of the resources that episodes must give back."""
 
     host_bytes: int
     """Proportional set size of this process."""
@@ -37,7 +37,7 @@ class Holdings:
     """Temporary ones of harbor_gym's."""
 
     def exceeds(self, other: "Holdings") -> list[str]:
-        """Return what there is more of here than in ``other``, a line each, memory aside."""
+        """Return the counts that are higher here than in ``other``, a line each, memory aside."""
         names = ("descriptors", "threads", "processes", "mounts", "folders")
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{now} {name}, were {then}" for name, now, then in pairs if now > then]
@@ -51,7 +51,7 @@ async def fill_executor() -> None:
 
 
 def take_holdings() -> Holdings:
-    """Return what this process holds now, after a garbage collection. Blocks for some hundredths of a second."""
+    """Count this process's resources now, after a garbage collection. Blocks for some hundredths of a second."""
     gc.collect()
     own = PROC / "self"
     below = descendants(os.getpid())

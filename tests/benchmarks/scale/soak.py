@@ -31,7 +31,7 @@ _KILL_SANDBOX = "kill -9 -1\n"
 
 
 class Trouble(StrEnum):
-    """What is done to an episode."""
+    """A treatment of an episode."""
 
     NONE = "none"
     CANCELLED = "cancelled"
@@ -46,26 +46,26 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SoakReport(BenchReport):
-    """What ``make bench ARGS=soak`` found."""
+    """The results of ``make bench ARGS=soak``."""
 
     env: str
     episodes: int
     at_once: int
     wall_sec: float
     outcomes: dict[str, int]
-    """What was done to an episode, and what came of it → how many."""
+    """An episode's treatment, and its outcome → how many."""
 
     unaccounted: int
     """Episodes without an outcome."""
 
     samples: list[dict[str, int]]
-    """What the process held at tenths of the run; the first after the first tenth."""
+    """The process's resources at tenths of the run; the first after the first tenth."""
 
     left: tuple[str, ...]
-    """What there is more of after the last episode than before the first counted one."""
+    """The counts that are higher after the last episode than before the first counted one."""
 
     growth_kib: float
-    """What this process holds more at the end than after the first tenth, per episode in between."""
+    """The growth of this process's memory from the first tenth to the end, per episode in between."""
 
     @property
     @override
@@ -171,7 +171,7 @@ class _Soak:
                 group.create_task(play_one(trouble))
 
     async def _accounted(self, trouble: Trouble) -> str:
-        """Return one word for what came of an episode."""
+        """Return one word for an episode's outcome."""
         task = asyncio.create_task(self._episode(trouble))
         if trouble is Trouble.CANCELLED:
             asyncio.get_running_loop().call_later(self._chance.uniform(0, _CANCEL_WITHIN_SEC), task.cancel)

@@ -1,4 +1,4 @@
-"""Many resets of a trainer's environments, and what they leave on the machine."""
+"""Many resets of a trainer's environments, and their leftovers on the machine."""
 
 import time
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _SETTLE_SEC = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ResetsReport(BenchReport):
-    """What was found."""
+    """The results."""
 
     resets: int
     seconds: float

@@ -67,7 +67,7 @@ class PhaseRow:
 
 @dataclass(frozen=True, slots=True)
 class TrlReport(BenchReport):
-    """What was found."""
+    """The results."""
 
     slots: int
     start_delay_sec: float

@@ -1,1 +1,1 @@
-"""How right the terminal is: what it returned, judged by every byte that the pane showed."""
+"""How right the terminal is: each return, judged by every byte that the pane showed."""

@@ -30,7 +30,7 @@ WATCH_SEC = 1.4
 """How long the pane is watched after a return: longer than any pause between a program's outputs in the sessions."""
 
 _IDLE_SEC = 2.0
-"""A program that wrote nothing for so long before the deadline was waiting for input, if that is what it does."""
+"""A program that wrote nothing for so long before the deadline was waiting for input, if it reads any."""
 
 _ATTACH_SEC = 60.0
 """The witness has attached by then, however busy the machine is."""
@@ -41,7 +41,7 @@ _EXPECTED = {"prompt": ("prompt",), "input": ("tty_read",), "screen": ("fullscre
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one step."""
+    """The result of one step."""
 
     transport: str
     session: str
@@ -62,7 +62,7 @@ class TruthReport(BenchReport):
     """Lines lost, doubled or out of order."""
 
     unavailable: tuple[str, ...] = ()
-    """Sessions whose programs the sandbox lacks."""
+    """Sessions with programs that the sandbox lacks."""
 
     left_out: tuple[str, ...] = ()
     """Transport and session of those that were not taken to their end."""
@@ -127,7 +127,7 @@ def _cells(item: Verdict) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What came of one session over one transport."""
+    """The result of one session over one transport."""
 
     transport: str
     session: str
@@ -147,7 +147,7 @@ def format_taken(taken: Taken, done: int, total: int) -> str:
 
 @dataclass
 class _Witness:
-    """A control client that stamps what the pane writes, apart from the terminal that is judged."""
+    """A control client that stamps the pane's output, apart from the terminal that is judged."""
 
     stamps: list[float] = field(default_factory=list[float])
     is_attached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -181,7 +181,7 @@ async def _watched(environment: BaseEnvironment, terminal: TmuxTerminal, user: s
     witness = _Witness()
     reading = asyncio.create_task(witness.read(process.stdout))
     try:
-        # A later one misses what a step wrote; and where that has removed the socket, it starts a server in its place.
+        # A later one misses a step's output; and where the step removed the socket, it starts a server in its place.
         async with asyncio.timeout(_ATTACH_SEC):
             await witness.is_attached.wait()
         yield witness
@@ -194,10 +194,10 @@ async def _watched(environment: BaseEnvironment, terminal: TmuxTerminal, user: s
 
 
 class TruthRun:
-    """Sessions over every transport, each return judged by what the pane wrote afterwards.
+    """Sessions over every transport, each return judged by the pane's later output.
 
     Args:
-        sessions: What is typed.
+        sessions: The sessions to type.
         sandbox: The sandbox's name in the report.
         at_once: Sessions at the same time.
         repeat: Times that every session is taken.
@@ -226,7 +226,7 @@ class TruthRun:
 
     @property
     def report(self) -> TruthReport:
-        """What was found so far; a run that was ended early has left the rest out."""
+        """The results so far; a run that was ended early has left the rest out."""
         verdicts = [item for taken in self._taken for item in taken.verdicts]
         wrong_lines = [line for taken in self._taken for line in taken.wrong_lines]
         left = Counter(f"{name} {session.name}" for session, name in self._runs)

@@ -1,4 +1,4 @@
-"""What the truth bench types: sessions of steps, each with what a person at the terminal would call its end."""
+"""The sessions of the truth bench: steps, each with the end that a person at the terminal would see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TruthStep:
 
     deadline_sec: float = 8.0
     repaints: bool = False
-    """The program goes on writing by itself while it waits for input: what it writes later proves nothing."""
+    """The program goes on writing by itself while it waits for input: its later output proves nothing."""
 
     lines: tuple[str, ...] = ()
     """Lines that the step must show, once each and in this order."""
@@ -40,7 +40,7 @@ class Session:
 
     user: str = "root"
     is_alone: bool = False
-    """What it does to the sandbox would disturb others: it is taken when they are over."""
+    """It would disturb others in its sandbox: it is taken when they are over."""
 
 
 def _session(
@@ -563,7 +563,7 @@ _HARD = (
     ),
     _session(
         "a read with a time limit",
-        # Where the wait ends too late, what is typed next is run as a command: its line is then not its own echo.
+        # Where the wait ends too late, the next keys are run as a command: its line is then not its own echo.
         ("read -t 5 x\n", "input"),
         TruthStep("L000001\n", "prompt", lines=("L000001",)),
         ("read -t 20 x\n", "input"),

@@ -13,7 +13,7 @@ from tests.helpers.policies.typists import CHAT_TEMPLATE
 
 
 async def by_openenv_session(episode: Episode) -> Played:
-    """A session as TRL's worker drives it: what OpenEnv's trace holds is what it trains."""
+    """A session as TRL's worker drives it, which trains on OpenEnv's trace."""
     pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
     from harbor_gym.adapters.openenv import HarborTerminalSessionFactory, LocalTasks, TaskSuite
 

@@ -66,7 +66,7 @@ async def _ignore(sample: object) -> None:
 
 
 async def by_trl_async(episode: Episode) -> Played:
-    """What the rollout process does, to the samples that AsyncGRPO trains on."""
+    """The rollout process's work, up to the samples that AsyncGRPO trains on."""
     spec = _spec(episode)
     from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 

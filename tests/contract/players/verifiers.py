@@ -28,7 +28,7 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
         **settings,
     }
     env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})
-    # The client refuses a prompt that is longer than the model's context: what an answer may take is left free.
+    # The client refuses a prompt that is longer than the model's context: the length of an answer is left free.
     window = episode.max_context_tokens - MAX_TOKENS
     server = EngineDouble(episode.sampler, model=f"policy-{window}", max_context_tokens=window)
     (finished,) = await run_episodes(server, env, model_dir=episode.model_dir)

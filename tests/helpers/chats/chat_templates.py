@@ -1,4 +1,4 @@
-"""Chat templates that treat a chat's history as those of models do: what they write, keep and drop."""
+"""Chat templates that write, keep and drop a chat's history as those of models do."""
 
 import ast
 

@@ -41,7 +41,7 @@ def spelt(text: str, *, keep_marks: bool) -> list[int]:
     """Return tokens that decode to a text, and that the tokenizer would not write: a token for each byte.
 
     Args:
-        text: What they decode to.
+        text: The text that they decode to.
         keep_marks: Whether a mark of a chat format stays one token.
     """
     tokenizer = byte_level_tokenizer()

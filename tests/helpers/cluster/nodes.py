@@ -28,7 +28,7 @@ RAY_ENV = {
     "RAY_agent_register_timeout_ms": "120000",
     "PYTHONPATH": str(ROOT),
 }
-"""Keeps Ray off the network and quiet, and its workers as fast as the rest; they import what tests define."""
+"""Keeps Ray off the network and quiet, and its workers as fast as the rest; they import the tests' own modules."""
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ class CrowdingAgent(FormatAgent):
 
 
 class UninstallableAgent(FormatAgent):
-    """The same, whose installer fails."""
+    """The same agent with an installer that fails."""
 
     @override
     async def setup(self, environment: BaseEnvironment) -> None:

@@ -57,7 +57,7 @@ class ServerProcess:
             self._process.wait()
 
     def stop(self) -> None:
-        """Stop it; it stops what it runs."""
+        """Stop the server, which stops its trials."""
         if self._process is not None:
             self._process.terminate()
             try:

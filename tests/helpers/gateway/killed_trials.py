@@ -1,8 +1,8 @@
 """A host of agents in sandboxes that call their policy through tunnels without end, and that is killed for it.
 
 ``python -m tests.helpers.gateway.killed_trials TASK COUNT AT_ONCE SEED MAX_SEC`` forks, COUNT times, a child that runs
-AT_ONCE trials, kills it with SIGKILL at a random moment after all have been answered once, and prints what became of
-everything as JSON.
+AT_ONCE trials, kills it with SIGKILL at a random moment after all have been answered once, and prints the fate of
+each trial as JSON.
 """
 
 import asyncio

@@ -33,7 +33,7 @@ class RelayedAgent(FormatAgent):
 
 
 class RelayedInnerAgent(InnerAgent):
-    """The agent whose program runs in the sandbox."""
+    """The agent with its program in the sandbox."""
 
     MODEL_CONNECTION = _CONNECTION
     capabilities = _CAPABILITIES

@@ -1,4 +1,4 @@
-"""What a hostile root of a local sandbox tries, and what it must not get, whoever owns the sandbox.
+"""Attacks by a hostile root of a local sandbox, which must all fail for every owner of the sandbox.
 
 Each function is one test. As a program, for an ordinary user, it runs all and prints the failures as JSON.
 """
@@ -86,7 +86,7 @@ async def _plant_python(sandbox: LocalEnvironment) -> None:
 
 
 async def _use_shell(sandbox: LocalEnvironment) -> None:
-    """Make every way into the sandbox start its shell; what that does is its own affair."""
+    """Start the sandbox's shell by each call that can; its result does not matter."""
     with contextlib.suppress(SandboxError):
         await sandbox.exec("echo called", timeout_sec=5)
     argv = sandbox.exec_argv("echo called")
@@ -166,7 +166,7 @@ async def nothing_of_the_host_is_reached_through_proc(sandbox: LocalEnvironment,
         await output(sandbox, "touch /attack/stop; while [ ! -e /attack/found ]; do sleep 0.05; done", timeout_sec=20)
     found = json.loads(await output(sandbox, "cat /attack/found"))
     assert found["processes"] > 25, found
-    assert found["control"] == ["written", "chmod", "chown"], found  # what is its own
+    assert found["control"] == ["written", "chmod", "chown"], found  # its own files
     # The launcher is a sealed file in memory.
     foreign = [item for item in found["foreign"] if item["name"] != "/memfd:launch (deleted)"]
     assert foreign == [], foreign
@@ -181,7 +181,7 @@ async def the_launcher_can_be_neither_changed_nor_taken_away(sandbox: LocalEnvir
     with contextlib.suppress(SandboxError):
         await sandbox.exec("true", timeout_sec=4)
     result = scratch / "result"
-    async with asyncio.timeout(PATIENCE_SEC):  # no command runs before the shell is what it was
+    async with asyncio.timeout(PATIENCE_SEC):  # no command runs before the shell is restored
         while not result.exists():
             await asyncio.sleep(0.1)
             with contextlib.suppress(SandboxError):
@@ -245,7 +245,7 @@ def _is_ours(pid: int) -> bool:
     return False
 
 
-# --- who root is --------------------------------------------------------------------------------------------------
+# --- root's identity ----------------------------------------------------------------------------------------------
 
 
 async def _outside_uid(mark: str) -> int:
@@ -331,7 +331,7 @@ async def no_process_has_more_open_files_than_ordinary_programs_need(sandbox: Lo
 
 
 async def descriptors_under_way_stop_nobody_elses_commands(_sandbox: LocalEnvironment, scratch: Path) -> None:
-    """The kernel counts them by user, and root inside may be the trainer, whose limit is an ordinary user's here."""
+    """The kernel counts them by user, and root inside may be the trainer: its limit is an ordinary user's here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
@@ -406,7 +406,7 @@ async def who_attacks_the_first_process_earns_nothing(_sandbox: LocalEnvironment
         assert ends[-1][0] == 0.0
 
 
-# --- ranks: who may look into whom ---------------------------------------------------------------------------------
+# --- ranks: which process may read another ------------------------------------------------------------------------
 
 # In quotation marks, as the file has it: the mark alone, as a word of grep's, would be one more process to find.
 _WAIT_FOR = "until grep -q '\"{}\"' /attack/found 2>/dev/null; do sleep 0.05; done"
@@ -433,7 +433,7 @@ async def a_command_in_the_view_is_closed_to_all_outside(sandbox: LocalEnvironme
             command.cancel()
         await asyncio.wait(graded)
     found = json.loads(await output(sandbox, "cat /attack/found"))
-    assert "root mem" in found[theirs], found  # what there is to get
+    assert "root mem" in found[theirs], found  # the attack's goal
     assert {mark: found[mark] for mark in (roots, users)} == {roots: [], users: []}
 
 
@@ -488,7 +488,7 @@ def _with_entrypoint(script: str, user: str = "root") -> str:
 
 
 async def what_ran_before_the_policy_is_closed_to_it(_sandbox: LocalEnvironment, scratch: Path) -> None:
-    """The clean-up spares it, so whoever became it would live through the grading."""
+    """The clean-up spares it, so a policy that became it would live through the grading."""
     for user in ("root", "dev"):
         for number, (kind, script) in enumerate(_ENTRYPOINTS.items()):
             made = make_sandbox(scratch / f"{user}-{number}", dockerfile=_with_entrypoint(script, user))
@@ -527,7 +527,7 @@ os.setxattr("/tmp/raised", "security.capability", attribute)
 
 
 async def no_program_raises_its_rank(sandbox: LocalEnvironment, _scratch: Path) -> None:
-    """Neither setuid nor file capabilities give what a rank has not, and a rank changes nothing else for programs."""
+    """Neither setuid nor file capabilities extend a rank's capabilities; a rank changes nothing else for programs."""
     await output(sandbox, f"cp /usr/bin/env /setuid; chmod 6755 /setuid; python3 -c '{_OWN_RANK}'")
     show = "grep CapBnd /proc/self/status"
     for user in ("root", "dev"):
@@ -535,7 +535,7 @@ async def no_program_raises_its_rank(sandbox: LocalEnvironment, _scratch: Path) 
         assert (await sandbox.exec("/tmp/raised x /etc/passwd", user=user)).return_code == 126  # EPERM
         await sandbox.enter_verifier_view([])
         ranks.append(await output(sandbox, show, user=user))
-        # No ambient capability makes the loader distrust the environment, and su still becomes whom it is to become.
+        # No ambient capability makes the loader distrust the environment, and su still becomes the named user.
         assert "AT_SECURE:            0" in await output(sandbox, "LD_SHOW_AUXV=1 /usr/bin/env true", user=user)
         await output(sandbox, "cp /usr/bin/id /own-id; chmod 4755 /own-id", user="root")
         assert await output(sandbox, "/own-id -u", user=user) == "0"
@@ -562,7 +562,7 @@ async def no_program_of_the_sandbox_serves_the_directory_calls(sandbox: LocalEnv
         with contextlib.suppress(SandboxError):
             await sandbox.exec("echo called", cwd="/")
         await sandbox.download_file(_CALLED, scratch / "called")
-        assert (scratch / "called").read_text() == "x\n"  # what is called leaves its mark
+        assert (scratch / "called").read_text() == "x\n"  # the called program leaves its mark
         await _call_all(sandbox)
         await sandbox.download_file(_CALLED, scratch / "called")
         assert (scratch / "called").read_text() == "x\n"
@@ -577,7 +577,7 @@ async def _call_all(sandbox: LocalEnvironment) -> None:
     assert await sandbox.is_file("/etc/passwd")
 
 
-# --- what the kernel shows ----------------------------------------------------------------------------------------
+# --- files of the kernel ------------------------------------------------------------------------------------------
 
 _HIDDEN = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "kcore", "kmsg", "keys", "timer_list")
 

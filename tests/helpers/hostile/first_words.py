@@ -68,7 +68,7 @@ class Echo(asyncio.DatagramProtocol):
 
 @contextlib.asynccontextmanager
 async def greeting() -> AsyncGenerator[int]:
-    """Greet whoever connects to a port of this machine, on all its addresses; yield the port."""
+    """Greet each client of a port of this machine, on all its addresses; yield the port."""
 
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
@@ -119,7 +119,7 @@ async def send_by_device(sandbox: LocalEnvironment, address: str, port: int) -> 
 
 
 async def reach(directory: Path) -> dict[str, object]:
-    """Return what a sandbox hears that may reach private networks, and what this machine's loopback hears of it."""
+    """Return the answers to a sandbox that may reach private networks, and its packets at this machine's loopback."""
     made = make_sandbox(directory, network_policy=PUBLIC, private_network=True)
     async with greeting() as greeter, echoing() as echo, running(made) as sandbox:
         heard = [await connect(sandbox, greeter), await send(sandbox, echo.port), await output(sandbox, DEVICES)]

@@ -1,4 +1,4 @@
-"""Runs inside a sandbox, by itself: asks the kernel for what it must refuse, and prints what it answered as JSON.
+"""Runs inside a sandbox, by itself: makes system calls that the kernel must refuse, and prints the answers as JSON.
 
 Numbers are x86_64's, written down here from the kernel's own table and not taken from the filter that they test.
 """

@@ -1,4 +1,4 @@
-"""What moving files into and out of a local sandbox does, whoever owns the sandbox and whatever is in it.
+"""Transfers of files into and out of a local sandbox, for every owner and any content of the sandbox.
 
 Each function is one test. As a program, for an ordinary user, it runs all and prints the failures as JSON.
 """
@@ -49,7 +49,7 @@ def _contents(directory: Path) -> dict[str, bytes | str | None]:
     return found
 
 
-# --- whatever the policy has done to its programs ----------------------------------------------------------------
+# --- after any change of its programs by the policy --------------------------------------------------------------
 
 
 async def no_program_of_the_sandbox_takes_part(sandbox: LocalEnvironment, scratch: Path) -> None:
@@ -106,7 +106,7 @@ async def nobody_inside_sees_or_stops_a_transfer(sandbox: LocalEnvironment, scra
     assert sum(sizes) == 3_000_000
 
 
-# --- what is large -----------------------------------------------------------------------------------------------
+# --- large files -------------------------------------------------------------------------------------------------
 
 
 async def a_sparse_terabyte_is_refused_by_its_name(sandbox: LocalEnvironment, scratch: Path) -> None:
@@ -195,7 +195,7 @@ async def a_full_machine_says_so(sandbox: LocalEnvironment, scratch: Path) -> No
         await sandbox.download_file("/fits", Path("/dev/full"))
 
 
-# --- what changes meanwhile --------------------------------------------------------------------------------------
+# --- changes meanwhile -------------------------------------------------------------------------------------------
 
 _SWAPPER = """
 import os, shutil
@@ -353,7 +353,7 @@ async def what_stands_in_the_way_gives_way(sandbox: LocalEnvironment, scratch: P
     await sandbox.upload_file(source / "file", "/way/dangling")
     assert await output(sandbox, "cat file pipe link folder dir/file new-link dangling", cwd="/way") == "uploaded" * 7
     assert await output(sandbox, "cat beside hard /kept/target; ls /elsewhere", cwd="/way") == "beside\nold\nkept"
-    # A directory that was there keeps owner and mode; what is new is root's, also in a directory that hands on a group.
+    # A directory that was there keeps owner and mode; a new file is root's, also in a directory that hands on a group.
     printed = await output(
         sandbox, "stat -c '%a %u:%g' /way /way/file /way/dir /way/new-link; stat -c %F new-link", cwd="/way"
     )
@@ -516,7 +516,7 @@ BEHAVIOURS = behaviours_of(globals())
 """All of them."""
 
 FOR_ROOT = (a_hundred_thousand_empty_files_pass, too_many_files_are_refused)
-"""Files are counted in the archive, whoever's the sandbox is; each of these takes longer than all others together."""
+"""Files are counted in the archive, for any owner of the sandbox; each test takes longer than all others together."""
 
 if __name__ == "__main__":
     run_as_program([behaviour for behaviour in BEHAVIOURS if behaviour not in FOR_ROOT])

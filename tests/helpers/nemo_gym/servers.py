@@ -85,7 +85,7 @@ def environment(project: Path) -> dict[str, str]:
 
 
 def require_head_port() -> None:
-    """Fail where another NeMo Gym, or whatever else, listens on the head server's port."""
+    """Fail where another NeMo Gym, or any other program, listens on the head server's port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", HEAD_PORT))

@@ -8,7 +8,7 @@ from tests.helpers.sequences import of_mask
 
 
 def read_as_trainer(output: Sequence[dict[str, Any]]) -> TokenSequence:
-    """Return the training sequence of a row's output, as NeMo RL reads it; what it refuses fails."""
+    """Return the training sequence of a row's output, as NeMo RL reads it; one that it refuses fails."""
     seen: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []

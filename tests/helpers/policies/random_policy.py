@@ -7,7 +7,7 @@ from harbor_gym.formats.prompts import system_prompt
 from harbor_gym.types import ActionFormat
 
 LONG_VECTOR = 25
-"""Makes the last token of a message as likely as all others together: what never ends is never typed."""
+"""Makes the last token of a message as likely as all others together: an endless message is never typed."""
 
 
 def write_random_policy(folder: Path) -> Path:

@@ -16,7 +16,7 @@ _HTPASSWD = "team:$2b$04$OtJIoYkXFg2.iwqzX/kyaunfVE4SiDsCCJqiILWY7SMn4fb2iIJhu\n
 """``PASSWORD`` as htpasswd(1) writes it with ``-B``."""
 
 CREDENTIALS = {"APPTAINER_DOCKER_USERNAME": USER, "APPTAINER_DOCKER_PASSWORD": PASSWORD}
-"""Variables by which Apptainer shows who it is."""
+"""Variables by which Apptainer authenticates."""
 
 UNREACHABLE = "registry.invalid"
 """An address that no name server knows. Source: RFC 6761."""

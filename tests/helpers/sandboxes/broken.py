@@ -382,7 +382,7 @@ class HasNoRanks(Broken):
     @override
     async def start(self, force_build: bool) -> None:
         await super().start(force_build)
-        self._running()._ranks = _OneRank()  # pyright: ignore[reportPrivateUsage]  # what is broken
+        self._running()._ranks = _OneRank()  # pyright: ignore[reportPrivateUsage]  # the fault
 
 
 class UsesItsTar(Broken):

@@ -17,7 +17,7 @@ def fake_config(task_dir: Path, *, sandbox: str = FAKE, steps: int = 0, **settin
         task_dir: Where to write the task; one that is there already is used as it is.
         sandbox: The import path of another fake.
         steps: Steps of the task; 0 is a task without any.
-        settings: Of the fake what :class:`FakeEnvironment` takes, of the configuration everything else.
+        settings: Arguments of :class:`FakeEnvironment`, and fields of the configuration.
     """
     if not task_dir.exists():
         write_tiny_task(task_dir)

@@ -1,4 +1,4 @@
-"""Fakes whose reward depends on nothing but what was typed. ``TerminalEnvConfig.sandbox`` takes them by import path."""
+"""Fakes whose reward depends on the typed keys alone. ``TerminalEnvConfig.sandbox`` takes them by import path."""
 
 from collections.abc import Mapping, Sequence
 from typing import override

@@ -1,4 +1,4 @@
-"""Sandboxes for the terminal's tests, which count what reaches them: a local one, and a container started by hand."""
+"""Sandboxes for the terminal's tests, which count their calls: a local one, and a container started by hand."""
 
 import asyncio
 import contextlib
@@ -136,7 +136,7 @@ async def _call(argv: Sequence[str], timeout_sec: float | None) -> tuple[int, st
 
 
 def channel_processes(of: int | None) -> list[int]:
-    """Return what holds a channel below a process, and nothing below that; of None: all that anybody holds."""
+    """Return the topmost processes with a channel below a process; for None, all of this machine."""
     parents: dict[int, int] = {}
     holders: set[int] = set()
     for entry in Path("/proc").iterdir():
@@ -214,8 +214,8 @@ async def running_sandbox(
     Args:
         request: The fixture's; for Docker, its file's fixture ``container`` is entered.
         directory: An empty directory.
-        clean: A command that removes from the container what earlier tests left.
-        transport: What the sandbox's ``transport`` is set to.
+        clean: A command that removes earlier tests' files from the container.
+        transport: The sandbox's ``transport``.
         storage_mb: The disk of a local sandbox.
     """
     require_engine(request.param)

@@ -1,4 +1,4 @@
-"""Fake sandboxes with a clock of their own, or that note what happens; found by import path."""
+"""Fake sandboxes with a clock of their own, or with a record of events; found by import path."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager

@@ -11,7 +11,7 @@ from harbor_gym.testing.fake.shell import FakeShell, Output
 
 LOST = "the sandbox went away"
 FORGERY = b"forge"
-"""What all tricks together plant, and the verifier runs."""
+"""The text that all tricks together plant, and that the verifier runs."""
 
 VIEWING = "tests.helpers.sandboxes.viewing:Viewing"
 VIEWING_VERIFIERS = "tests.helpers.sandboxes.viewing:ViewingVerifiers"
@@ -22,7 +22,7 @@ class Viewing(FakeEnvironment):
 
     events: ClassVar[list[str]] = []
     problem: ClassVar[str] = ""
-    """What keeps a set-up's view from being merged."""
+    """The error that keeps a set-up's view from being merged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -25,7 +25,7 @@ def make_generator(
     """Return a generator on fakes.
 
     Args:
-        engine: What samples.
+        engine: The source of samples.
         settings: Of the section ``harbor``.
         generator: Of the section ``generator``.
     """

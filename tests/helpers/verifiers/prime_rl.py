@@ -1,6 +1,6 @@
 """Prime-RL's orchestrator without its GPU parts: its env server, TrainEnvs, TrainSink, algorithm and packer.
 
-Its own dispatcher, trainer and inference are what is missing: groups are dispatched here as its dispatcher stamps them.
+Its own dispatcher, trainer and inference are missing: groups are dispatched here as its dispatcher stamps them.
 """
 
 import asyncio

@@ -70,7 +70,7 @@ class RepairPolicy:
     def train(self, micro_batches: Sequence[Any], loss_config: Any) -> float:
         """Take one step with Prime-RL's own loss over its packed batches; return the largest log-ratio to the sampler.
 
-        The sequences of a micro batch are taken apart: what packing saves a GPU does not matter here.
+        The sequences of a micro batch are taken apart: packing saves nothing without a GPU.
         """
         import torch
         from prime_rl.trainer.rl.loss import compute_loss, setup_rl_loss_fn
@@ -121,7 +121,7 @@ class RepairPolicy:
         import torch
 
         optimizer = torch.optim.AdamW(self.model.parameters(), _LEARNING_RATE)
-        # Down to nothing: what is left of its last steps' noise is malformed messages.
+        # Down to nothing: noise of the last steps would leave malformed messages.
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, _IMITATED_STEPS)
         longest = max(len(tokens) for tokens, _ in examples)
         tokens = torch.zeros((len(examples), longest), dtype=torch.long)

@@ -27,7 +27,7 @@ from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 
 @dataclass(frozen=True)
 class ScriptedTasks:
-    """A sampler that knows what to answer to each task."""
+    """A sampler with an answer to each task."""
 
     answers: Mapping[str, Sequence[str]]
 

@@ -41,7 +41,7 @@ class Server:
     """A stand-in for an actor of verl's ``vLLMHttpServer``.
 
     Args:
-        samplers: Who answers an episode, by the place of its row in the batch; the last answers all further rows.
+        samplers: The sampler of each row of the batch, in order; the last answers all further rows.
         lost: How many attempts of a row lose their sandbox.
         model_dir: The model whose log-probabilities the answers have; None keeps the sampler's.
     """

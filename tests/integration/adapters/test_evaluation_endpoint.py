@@ -170,7 +170,7 @@ async def test_an_agents_calls_that_the_endpoint_leaves_in_its_text_are_counted(
 async def test_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LITELLM_LOCAL_MODEL_COST_MAP", raising=False)
     played = ["--env", "local", "--max-turns", "9", "--agent", "terminus-2", "--episodes", "1", "--attempts", "1"]
-    # Terminus-2 waits out each duration. What is left of the time is litellm's: its import and its first call.
+    # Terminus-2 waits out each duration. The rest of the time is litellm's: its import and its first call.
     async with serving(message(DONE, duration=0.1), COMPLETE, COMPLETE) as model:
         where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY"]
         code, shown = await run_eval(str(write_task(tmp_path / "task")), *played, *where)

@@ -29,7 +29,7 @@ DOORS: dict[str, dict[str, Any]] = {
 
 
 async def play(door: str, task_dir: Path, *keystrokes: str, **settings: Any) -> Rollout:
-    """Type each text in a turn of its own, declare the task complete, and return what the door returns."""
+    """Type each text in a turn of its own, declare the task complete, and return the door's result."""
     answers = [*map(message, keystrokes), COMPLETE, COMPLETE]
 
     async def sample(prompt: Sequence[int]) -> Sample:
@@ -67,7 +67,7 @@ async def test_what_runs_on_writes_no_verdict(door: str, tmp_path: Path) -> None
     assert (rollout.reward, rollout.rewards, rollout.error) == (0.0, {"reward": 0.0}, None)
 
 
-@pytest.mark.parametrize("door", ["own loop", "terminus-2"])  # the other agent ends what its terminal started
+@pytest.mark.parametrize("door", ["own loop", "terminus-2"])  # the other agent ends its terminal's processes
 async def test_the_forger_has_its_way_where_it_may_run_on(door: str, tmp_path: Path) -> None:
     """The attack above is one."""
     rollout = await play(door, write_task(tmp_path / "task", test_sh=SLOW_NO), RUNS_ON, keep_agent_processes=True)

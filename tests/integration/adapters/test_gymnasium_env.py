@@ -208,7 +208,7 @@ def test_our_wrappers_translate_keystrokes_and_tokens(task_dir: Path) -> None:
         TokenizedText(make(task_dir, action="commands"), tokenizer)
 
 
-# -- who calls, and how it ends --------------------------------------------------------------------------------------
+# -- callers, and ends of the process --------------------------------------------------------------------------------
 
 
 def test_it_works_in_threads_and_inside_a_running_loop(task_dir: Path) -> None:
@@ -237,7 +237,7 @@ def test_garbage_collection_stops_the_sandbox(task_dir: Path) -> None:
     env = make(task_dir)
     env.reset()
     del env
-    gc.collect()  # nothing_left looks for what is left
+    gc.collect()  # nothing_left looks for leftovers
 
 
 _ENDS = """
@@ -299,7 +299,7 @@ def test_200_episodes_leave_nothing_and_grow_nothing(task_dir: Path) -> None:
 
 
 def _held() -> dict[str, int]:
-    """Count what this process holds: threads, open files, children, temporary files."""
+    """Count this process's resources: threads, open files, children, temporary files."""
     gc.collect()
     own = Path("/proc/self")
     children = (own / "task").glob("*/children")

@@ -1,4 +1,4 @@
-"""Gymnasium knows the environment whatever is imported first, from an installed wheel, anywhere."""
+"""Gymnasium knows the environment after any order of imports, from an installed wheel, anywhere."""
 
 import os
 import subprocess

@@ -37,7 +37,7 @@ def local_engine() -> None:
 
 @pytest.fixture
 def fragile(tmp_path: Path) -> Path:
-    """A task whose verifier gives no verdict once /srv/broken is there."""
+    """A task with a verifier that gives no verdict once /srv/broken is there."""
     return write_task(tmp_path / "fragile", test_sh=VERDICT_UNLESS_BROKEN)
 
 

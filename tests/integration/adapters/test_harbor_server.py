@@ -1,4 +1,4 @@
-"""Rollouts on Harbor's own server, whose agents reach the gateway by its inference relay."""
+"""Rollouts on Harbor's own server: its agents reach the gateway by its inference relay."""
 
 import asyncio
 import re
@@ -279,7 +279,7 @@ async def test_a_request_whose_connection_was_lost_is_asked_again_and_answered_o
 async def test_a_proxy_that_answers_for_a_server_that_is_away_is_waited_for(
     server: ServerProcess, task: TaskConfig, status: int
 ) -> None:
-    """By what began before and by what begins meanwhile."""
+    """By requests that began before, and by those that begin meanwhile."""
     policy = BlockingPolicy()
     async with cable(server.port) as way:
         playing = asyncio.create_task(interface(way.url, "PatientAgent", sampler=policy).run([task]))

@@ -25,7 +25,7 @@ LONG_ENOUGH_SEC = 8.0
 
 
 class Policy(TurnPolicy):
-    """A policy some of whose answers never come: of a turn, to the first so many that ask.
+    """A policy that never gives some answers: those of a turn, to the first so many that ask.
 
     Args:
         hanging: Turn → how many.

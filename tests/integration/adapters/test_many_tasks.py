@@ -1,4 +1,4 @@
-"""Which task is trained when: epochs, weights, splits, batches that don't depend on what was asked before."""
+"""The order of tasks in training: epochs, weights, splits, batches that don't depend on earlier calls."""
 
 import pickle
 from collections import Counter

@@ -45,7 +45,7 @@ IDLE = TerminalAction(commands=[TerminalCommand(keystrokes="true\n", duration_se
 FINISH = TerminalAction(message=COMPLETE)
 
 
-def client_of(server: Served, **settings: Any) -> Any:  # whose socket some tests break
+def client_of(server: Served, **settings: Any) -> Any:  # some tests break its socket
     return HarborTerminalClient(server.url, token=settings.pop("token", server.token), **settings)
 
 
@@ -138,7 +138,7 @@ UNFINISHED = {
 
 @pytest.mark.parametrize("name", UNFINISHED)
 async def test_unfinished_requests_take_no_place_and_are_closed(server: Served, name: str) -> None:
-    """The server has three sessions: 300 connections are far above whatever it serves at once."""
+    """The server has three sessions: 300 connections are far above its requests at once."""
     opened = [await open_connection(server, UNFINISHED[name]) for _ in range(300)]
     try:
         assert (await play(server, SOLVE))[-1].reward == 1.0

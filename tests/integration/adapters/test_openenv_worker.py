@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You are importing from 'trl.expe
 
 
 def fail(stop_event: Any, failed_event: Any) -> None:
-    """Do what TRL's process does: wait for its end on a thread, and fail meanwhile."""
+    """Act as TRL's process: wait for its end on a thread, and fail meanwhile."""
     waiter = threading.Thread(target=stop_event.wait, daemon=True)
     waiter.start()
     while stop_event._cond._sleeping_count.get_value() == 0:

@@ -1,4 +1,4 @@
-"""What of an episode is trained where an agent compacts its history or has sub-agents: each sampled token once."""
+"""Training data of an agent that compacts its history or has sub-agents: each sampled token once."""
 
 import shutil
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ BOTH: tuple[TrainSegments, ...] = ("main", "all")
 
 
 class Policy:
-    """Answers a request by what it shows, and keeps each answer."""
+    """Answers a request by its messages, and keeps each answer."""
 
     def __init__(self) -> None:
         self.answers: list[str] = []
@@ -55,7 +55,7 @@ class Delegating(Policy):
 
 
 class Summarising(Policy):
-    """Does the task in three turns; tells Terminus-2 what it asks for a summary in between."""
+    """Does the task in three turns; answers Terminus-2's requests for a summary in between."""
 
     def _answer(self, shown: str) -> str:
         last = shown.split("\0")[-2]

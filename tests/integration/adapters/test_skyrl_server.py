@@ -1,4 +1,4 @@
-"""SkyRL's generator, whose episodes Harbor's own server runs."""
+"""SkyRL's generator with episodes on Harbor's own server."""
 
 from collections.abc import Sequence
 from pathlib import Path

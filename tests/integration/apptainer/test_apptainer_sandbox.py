@@ -139,7 +139,7 @@ async def test_a_sandbox_that_is_killed_from_outside_is_lost(tmp_path: Path) -> 
         command = asyncio.ensure_future(sandbox.exec("sleep 1000"))
         await output(sandbox, "until pgrep -x sleep; do sleep 0.05; done")
         assert await sandbox.is_up()
-        container = sandbox._sandbox  # pyright: ignore[reportPrivateUsage]  # what nobody but a test kills
+        container = sandbox._sandbox  # pyright: ignore[reportPrivateUsage]  # only a test kills it
         assert container is not None
         assert container._process is not None  # pyright: ignore[reportPrivateUsage]  # as above
         container._process.kill()  # pyright: ignore[reportPrivateUsage]  # as above

@@ -1,4 +1,4 @@
-"""``harbor-gym sif build --push`` to a real registry that asks for a password, and sandboxes from what lies there."""
+"""``harbor-gym sif build --push`` to a real registry that asks for a password, and sandboxes from its images."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Two Ray nodes with caches and temporary folders of their own: every episode once, whatever is killed."""
+"""Two Ray nodes with caches and temporary folders of their own: every episode once, also where a process is killed."""
 
 import os
 import signal
@@ -159,7 +159,7 @@ def expect_survival(
         nodes.kill("second")
         episodes = expect_each_once(futures, folder / "run", groups, size=size, rewards=rewards)
         assert pool.reruns >= 1
-        nodes.add("second")  # the machine returns; what it left is removed before it plays
+        nodes.add("second")  # the machine returns; its leftovers are removed before it plays
         last = [pool.submit(play_group, configs[0], "again", folder / "other", 1) for _ in range(8)]
         wait_until(
             lambda: all(future.done() for future in last) and not leftovers(nodes, "second"), limit_sec=START_SEC

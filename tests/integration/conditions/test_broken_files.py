@@ -153,7 +153,7 @@ def test_a_shipped_task_that_was_damaged_in_the_cache_is_copied_again(
     else:
         shutil.rmtree(copied)
         copied.mkdir()
-    shipped._copy.cache_clear()  # pyright: ignore[reportPrivateUsage]  # what another process would find
+    shipped._copy.cache_clear()  # pyright: ignore[reportPrivateUsage]  # as another process would begin
     assert shipped.resolve_shipped("task:devops_task") == copied
     assert {path.relative_to(copied): path.read_bytes() for path in copied.rglob("*") if path.is_file()} == whole
     assert f"{copied} was damaged since it was copied: it is copied again" in caplog.text

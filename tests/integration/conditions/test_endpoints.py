@@ -206,7 +206,7 @@ async def test_the_page_of_an_evaluation_groups_its_failures(tmp_path: Path, mon
     assert rows[0][1] == "completed"
     assert "status 500: refused for a reason" in rows[1][1]
     assert "<dt>lost</dt><dd>2 episodes, in no figure</dd>" in page
-    # One that is not over has its settings, and what its episodes tell.
+    # One that is not over has its settings, and its episodes' figures.
     (tmp_path / "out/eval.json").unlink()
     page = await asyncio.to_thread(lambda: write_page(tmp_path / "out").path.read_text(encoding="utf-8"))
     assert "<dt>state</dt><dd>not finished</dd>" in page

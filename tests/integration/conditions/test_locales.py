@@ -1,4 +1,4 @@
-"""An 8-bit locale, and Python's own paths in the caller's environment: neither changes what a command does."""
+"""An 8-bit locale, and Python's own paths in the caller's environment: neither changes a command's results."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`play` at a terminal: what it shows when it starts, while it is played, and at its end."""
+"""`play` at a terminal: its output at the start, during the episode, and at the end."""
 
 import os
 import pty
@@ -38,14 +38,14 @@ class Screen:
         os.close(theirs)
 
     def wait_for(self, text: str) -> str:
-        """Return what was printed up to a text."""
+        """Return the output up to a text."""
         shown = ""
         while text not in shown:
             shown += self._read()
         return shown
 
     def end(self) -> str:
-        """Return what is still printed."""
+        """Return the rest of the output."""
         shown = ""
         while part := self._read(is_over=True):
             shown += part

@@ -30,7 +30,7 @@ USER somebody
 
 @pytest.fixture(autouse=True)
 def images_go(name: str) -> Iterator[None]:
-    """Remove what a test's set-up left."""
+    """Remove a test's set-ups."""
     yield
     label = f"label={IMAGE_LABEL}"
     listed = ["docker", "images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", label]
@@ -82,7 +82,7 @@ async def test_many_starts_share_one_set_up_and_the_settings_of_the_image(tmp_pa
     shown = json.loads(await docker("image", "inspect", image))[0]
     (tag,) = shown["RepoTags"]
     assert {shown["Config"]["Labels"][key] for key in (OWNER_LABEL, RUN_LABEL, PROJECT_LABEL)} == {""}
-    # What was built is its parent, still under the name that Harbor gives it.
+    # The built image is its parent, still under the name that Harbor gives it.
     assert await settings(image) == await settings(shown["Parent"])
     assert leftovers(name) == []
     found = [item for item in reaper.find_images() if item.name == tag]

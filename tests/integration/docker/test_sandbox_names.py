@@ -124,7 +124,7 @@ def test_docker_that_is_there_passes() -> None:
 
 
 class ByEnum(FakeEnvironment):
-    """A sandbox whose kind is an enum's member, as those of Harbor's own are."""
+    """A sandbox with an enum's member as its kind, as Harbor's own sandboxes have."""
 
     @staticmethod
     @override

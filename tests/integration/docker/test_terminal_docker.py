@@ -1,4 +1,4 @@
-"""The way into Harbor's own Docker environment, whose private names are used: red when a new Harbor changes them."""
+"""The channel into Harbor's own Docker environment, by its private names: red when a new Harbor changes them."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""A tmux for containers whose image has none."""
+"""A tmux for containers of images without one."""
 
 import subprocess
 import uuid

@@ -46,7 +46,7 @@ BLOWS = {
     "stops and forks": "(while :; do kill -STOP -1; done) & bomb() { bomb | bomb & }; bomb\n",
     "kills everybody": "kill -KILL -1\n",
 }
-"""What leaves the files as they were: the host can still enter, and the task is graded."""
+"""Attacks that leave the files as they were: the host can still enter, and the task is graded."""
 
 RUINS = {
     "a shell that does nothing": "cp /bin/true /tmp/t; cp -f /tmp/t /usr/bin/bash\n",
@@ -55,7 +55,7 @@ RUINS = {
     "a renamed shell": "mv /usr/bin/bash /usr/bin/hidden\n",
     "no programs": "rm -rf /usr /bin\n",
 }
-"""What leaves nothing to run the tests with."""
+"""Attacks that leave no program to run the tests with."""
 
 
 _IMAGE = f"""\
@@ -72,7 +72,7 @@ class Deed:
 
     keys: str
     reward: float | None = 1.0
-    """What the task, solved before, is graded; None where there is no verdict: then it counts as 0."""
+    """The reward of the task, solved before; None where there is no verdict: then it counts as 0."""
 
     toml: str = ""
     as_user: bool = True
@@ -113,13 +113,13 @@ DEEDS = {
     ),
     "tests without an end": Deed("touch /srv/endless\n", None, "[verifier]\ntimeout_sec = 3.0\n"),
 }
-"""What ends neither the episode nor its grading, whoever does it; each was an infrastructure error once."""
+"""Deeds of any user that end neither the episode nor its grading; each was an infrastructure error once."""
 
 _LOADS_WHAT_THE_POLICY_MADE = f"{PASS_IF_DONE}if [ -e /srv/endless ]; then sleep 1000; fi\n"
 
 
 def write_deed_task(task_dir: Path, deed: Deed, *, has_view: bool, user: str | None) -> Path:
-    """Write a task whose answer lies outside its workdir."""
+    """Write a task with its answer outside its workdir."""
     root = 'verify_paths = ["/srv", "/app"]\n' if has_view else ""
     owner = f'[agent]\nuser = "{user}"\n' if user is not None else ""
     return write_task(
@@ -131,7 +131,7 @@ def write_deed_task(task_dir: Path, deed: Deed, *, has_view: bool, user: str | N
 
 
 async def check_deed(task_dir: Path, deed: Deed, *, has_view: bool, user: str | None, **settings: Any) -> None:
-    """Solve a task, do the deed, and expect a verdict on what was done."""
+    """Solve a task, do the deed, and expect a verdict on it."""
     write_deed_task(task_dir, deed, has_view=has_view, user=user)
     reward, info = await play(task_dir, _SOLVED, deed.keys, **settings)
     if deed.reward is None:

@@ -209,21 +209,21 @@ async def test_a_broken_task_is_an_error_not_a_reward(tmp_path: Path, case: str)
 
 
 def sure(check: TaskCheck) -> tuple[str, ...]:
-    """Return the tricks that pay each time. What a spawned process writes may come after the verdict was read."""
+    """Return the tricks that pay each time. A spawned process may write after the verdict was read."""
     return tuple(trick for trick in check.tricks if trick != "spawning_shell")
 
 
 # --- in real sandboxes -----------------------------------------------------------------------------------------------
 
 ROOTS_OWN = "PATH=/usr/bin:/bin\n"
-"""What keeps programs that the policy planted, as root, out of a verifier written in bash."""
+"""A line that keeps programs planted by the policy, as root, out of a verifier written in bash."""
 
 
 ORDINARY = {
     "dockerfile": f"FROM {BASE}\nRUN useradd --create-home dev\nWORKDIR /srv\nRUN chown dev /srv\n",
     "toml": '[agent]\nuser = "dev"\n',
 }
-"""What keeps the policy from replacing a program where it lies."""
+"""Settings that keep the policy from replacing a program in its place."""
 
 
 def own_path(test_sh: str) -> str:
@@ -232,7 +232,7 @@ def own_path(test_sh: str) -> str:
 
 @pytest.mark.local
 async def test_field_1_and_3_a_forged_reward_is_found_and_the_trick_named(tmp_path: Path, plan: CheckPlan) -> None:
-    """The tricks are real: each weak verifier falls for one, and what is not weak falls for none."""
+    """The tricks are real: each weak verifier falls for one, and a sound one for none."""
     starts_python = own_path(PASS_IF_DONE.replace("if [", "python3 -c 'import random'\nif [")) + "sleep 0.3\n"
     tasks = [
         write_task(tmp_path / "finds_cat_on_path"),
@@ -249,7 +249,7 @@ async def test_field_1_and_3_a_forged_reward_is_found_and_the_trick_named(tmp_pa
 
 @pytest.mark.local
 async def test_a_service_whose_program_the_policy_can_replace_is_named(tmp_path: Path, plan: CheckPlan) -> None:
-    """The clean-up spares the service and what it starts; only a view keeps that from forging."""
+    """The clean-up spares the service and its children; only a view keeps that from forging."""
     serves = f"FROM {BASE}\nRUN echo 'while :; do touch /run/serving; sleep 0.05; done' > /usr/local/bin/serve\n"
     healthy = (
         '[environment.healthcheck]\ncommand = "[ -e /run/serving ] || { setsid bash /usr/local/bin/serve '

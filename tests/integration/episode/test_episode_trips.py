@@ -55,7 +55,7 @@ def _name(command: str) -> str:
 
 @pytest.fixture(autouse=True)
 def trips() -> Iterator[list[str]]:
-    """What the test's sandboxes are asked for, in order."""
+    """The calls of the test's sandboxes, in order."""
     CountingSandbox.trips.clear()
     yield CountingSandbox.trips
     CountingSandbox.trips.clear()
@@ -67,7 +67,7 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
     assert reward == 1.0
     assert trips == [
         "channel open",
-        # What Harbor does between the agent's phase and the verifier's.
+        # Harbor's own calls between the agent's phase and the verifier's.
         "download /logs/agent",
         "upload /logs/agent",
         "download /logs/artifacts",

@@ -61,7 +61,7 @@ def player(sample: Any, **options: Any) -> Player:
 
 
 class Engine:
-    """A sampler whose engine tells its context window."""
+    """A sampler over an engine that tells its context window."""
 
     def __init__(self, window: int | None) -> None:
         self.window = window

@@ -1,4 +1,4 @@
-"""Copies of a running episode with its processes: what they go on with, how they are graded, what is refused."""
+"""Copies of a running episode with its processes: their state, their grading, and the refusals."""
 
 import asyncio
 import contextlib

@@ -109,7 +109,7 @@ async def test_a_command_that_varies_is_named_by_its_turn(task_dir: Path, line: 
 
 
 async def test_a_slower_replay_is_waited_for(task_dir: Path) -> None:
-    """What ended before its deadline in the episode may take longer in the copy, on a machine that is busy."""
+    """A command that ended before its deadline in the episode may take longer in the copy, on a busy machine."""
     parent = AsyncTerminalGymEnv(config_of(task_dir))
     await parent.reset()
     seen = await parent.step([("[ -e /srv/slow ] && sleep 7; touch /tmp/was; echo over\n", 5.0)])

@@ -81,7 +81,7 @@ async def test_kept_processes_of_another_user_can_not_write_the_verdict(tmp_path
 
 
 async def test_kept_processes_write_no_verdict_of_a_later_step_either(tmp_path: Path) -> None:
-    """Harbor opens a step's verifier directory to all; who was kept from the first step waits for that."""
+    """Harbor opens a step's verifier directory to all; a process kept from the first step waits for that."""
     toml = '[agent]\nuser = "dev"\n[metadata]\nkeep_agent_processes = true\n'
     steps = "".join(f'[[steps]]\nname = "{name}"\n' for name in ("one", "two", "three"))
     looks_around = f"{SLOW_NO}pgrep -u dev bash > /logs/verifier/forgers && stat -c '%U %a' /logs/verifier\n"
@@ -156,7 +156,7 @@ async def test_what_the_policy_left_is_no_verdict(tmp_path: Path, leaving: str) 
 
 
 async def test_a_broken_tool_keeps_nothing_from_being_emptied(tmp_path: Path) -> None:
-    """Where the policy is root and replaces the programs that could clean up, what it planted goes all the same."""
+    """Where the policy is root and replaces the programs that could clean up, its planted files go all the same."""
     task_dir = write_task(tmp_path / "broken", test_sh="#!/bin/bash\nexit 1\n")
     plant = "echo '{\"reward\": 1}' > /logs/verifier/reward.json; ln -sf /bin/true /usr/bin/find"
     with pytest.raises(VerifierError, match=r"must write"):

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left"), pytest
 MODES = ["replay", pytest.param("exact", marks=pytest.mark.criu)]
 IN_A_VIEW: Mapping[str, Any] = {"verify_paths": SRV}
 LEFT_LYING = SLOW + "[ ! -e /tests/.hidden ] || echo 1 > /logs/verifier/reward.txt\n"
-"""A verifier with the time to be forged, which trusts what lies about."""
+"""A verifier with the time to be forged, which trusts any file."""
 
 ATTACKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{f"plants {name}": (attack, IN_A_VIEW) for name, attack in PLANTS.items()},
@@ -78,7 +78,7 @@ async def test_an_attack_that_was_copied_decides_no_verdict(tmp_path: Path, atta
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_forgery_that_pays_in_the_episode_pays_in_its_copy(tmp_path: Path, mode: ForkMode) -> None:
-    """What the last test shows would be worth nothing if a copy had no forgeries."""
+    """The last test would prove nothing if a copy had no forgeries."""
     lines = PLANTS["a program" if mode == "exact" else "the shell"], PLANTS["temporary files"]
     async with copied(tmp_path, mode, 1, *lines, verify_paths="off") as envs:
         assert [await graded(env) for env in envs] == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Whatever is killed, nothing stays: hosts at random moments, interrupted scripts, episodes cancelled anywhere."""
+"""A kill leaves nothing behind: hosts at random moments, interrupted scripts, episodes cancelled anywhere."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ KINDS = {"container": ["ps", "-aq"], "network": ["network", "ls", "-q"], "volume
 def kill_rounds(sandbox: str, task: Path, *, count: int, at_once: int, max_sec: float) -> dict[str, Any]:
     words = ["rounds", sandbox, str(task), count, at_once, SEED, max_sec]
     command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.killed_host", *map(str, words)]
-    # To files: what wrongly lives on would hold pipes open, and the test would hang instead of failing.
+    # To files: a process that wrongly lives on would hold pipes open, and the test would hang instead of failing.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, check=False, timeout=170)
         output.seek(0)

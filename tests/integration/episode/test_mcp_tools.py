@@ -1,4 +1,4 @@
-"""The MCP servers of a task as the policy's tools, in real sandboxes: what works, and what a server may do to us."""
+"""The MCP servers of a task as the policy's tools, in real sandboxes: good servers, and hostile ones."""
 
 import asyncio
 import contextlib
@@ -118,7 +118,7 @@ ANSWERS = {
     "one that hangs on": (called("box__add", a=1, b=1), "[box__add failed]\nno answer within 6 s"),
     "and is started again": (called("box__add", a=1, b=1), "[box__add]\n2"),
 }
-"""What a policy sees of each. None of it is a message that could not be read, and none the infrastructure's."""
+"""The observation of each. None of it is a message that could not be read, and none the infrastructure's."""
 
 
 @pytest.mark.local

@@ -1,4 +1,4 @@
-"""libtmux as the oracle: what it reads from the session, and types into it, must agree with our terminal."""
+"""libtmux as the oracle: its reading of the session, and its keys, must agree with our terminal."""
 
 import asyncio
 import contextlib
@@ -159,7 +159,7 @@ async def test_what_we_report_is_what_libtmux_sees(pair: Pair, command: str) -> 
 
 @pytest.mark.parametrize("command", CASES.values(), ids=CASES)
 async def test_what_libtmux_types_is_what_we_report(pair: Pair, command: str) -> None:
-    # The second command's prompt proves that the first one is done, whatever it printed.
+    # The second command's prompt proves that the first one is done, for any output.
     await pair.oracle.enter(command)
     await pair.oracle.enter("echo the$((1))end")
     await pair.oracle.wait_for(lambda screen: screen[-2:] == ["the1end", "$"])

@@ -1,4 +1,4 @@
-"""Warm pools over real local sandboxes: what is handed out, what is not, how failures and ends are met."""
+"""Warm pools over real local sandboxes: which sandboxes are handed out, and how failures and ends are met."""
 
 import asyncio
 import pickle
@@ -108,7 +108,7 @@ async def test_an_episode_from_the_pool_is_an_episode_like_any_other(task_dir: P
 async def test_a_sandbox_that_died_while_it_waited_is_never_handed_out(task_dir: Path) -> None:
     async with WarmPool(config_of(task_dir), size=2) as pool:
         await filled(pool)
-        for prepared in pool._ready:  # pyright: ignore[reportPrivateUsage]  # nobody else can reach what waits
+        for prepared in pool._ready:  # pyright: ignore[reportPrivateUsage]  # nobody else can reach a waiting sandbox
             await prepared.phase.environment.stop(delete=True)
         async with leased(pool) as lease:
             assert not lease.hit

@@ -1,4 +1,4 @@
-"""A verifier in a pristine view on ``local``: what a root policy planted is not there, and what counts is."""
+"""A verifier in a pristine view on ``local``: planted files of a root policy are absent, its carried paths there."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ SLOW = PASS_IF_DONE + "sleep 0.2\n[ ! -e /tmp/work ] || echo 1 > /logs/verifier/
 
 @pytest.mark.parametrize("plant", sorted(PLANTS.keys() - {"the reward"}))
 async def test_what_a_root_policy_planted_pays_under_harbors_grading(tmp_path: Path, plant: str) -> None:
-    """What the next test shows would be worth nothing if these were no forgeries."""
+    """The next test would prove nothing if these were no forgeries."""
     task = write_task(tmp_path / "task", test_sh=SLOW)
     assert await played(task, PLANTS[plant], verify_paths="off") == 1.0
 
@@ -113,7 +113,7 @@ async def test_each_step_has_a_view_of_its_own_and_the_policys_files_again_after
 
 
 class Noting(LocalEnvironment):
-    """A local sandbox that notes what is asked of it once the policy's processes are stopped."""
+    """A local sandbox that notes its calls once the policy's processes are stopped."""
 
     noted: ClassVar[list[str]] = []
 
@@ -140,7 +140,7 @@ class Noting(LocalEnvironment):
 
 @pytest.mark.parametrize("steps", [0, 2])
 async def test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verifier(tmp_path: Path, steps: int) -> None:
-    """Whatever Harbor does in between: it collects artifacts, makes directories, looks up users."""
+    """All of Harbor's acts in between: it collects artifacts, makes directories, looks up users."""
     Noting.noted.clear()
     dockerfile = f"FROM {BASE}\nRUN useradd dev\nWORKDIR /srv\nRUN chown dev /srv\n"
     toml = '[agent]\nuser = "dev"\n' + "".join(f'[[steps]]\nname = "s{n}"\n' for n in range(steps))
@@ -170,7 +170,7 @@ IMAGE = (
 
 
 async def last_verdict(task_dir: Path, *keystrokes: str, **settings: Any) -> float | None:
-    """Return what the verifier of the last step gave, one line of keystrokes a step."""
+    """Return the last step's reward, one line of keystrokes a step."""
     ends, _ = await run_episode(task_dir, keystrokes, sandbox="local", **settings)
     return graded_in(ends)[-1].get("reward")
 
@@ -191,7 +191,7 @@ def write_set_up(
 
 
 def replaced_bash(does: str, *, for_what: str) -> str:
-    """Return what replaces the sandbox's bash by one that does something else where its command has a word."""
+    """Return keys that replace the sandbox's bash by one that does something else where its command has a word."""
     text = f'#!/usr/bin/b\\ncase "$*" in *{for_what}*) {does}; exit 0;; esac\\nexec /usr/bin/b "$@"\\n'
     return f"cp /usr/bin/bash /usr/bin/b; printf '{text}' > /x; chmod 755 /x; mv /x /usr/bin/bash"
 
@@ -201,7 +201,7 @@ SPOILS = replaced_bash("echo done > /srv/answer", for_what="setup.sh")
 
 
 async def test_what_a_replaced_shell_does_to_a_later_set_up_under_harbors_grading(tmp_path: Path) -> None:
-    """What the next test shows would be worth nothing if this were no forgery."""
+    """The next test would prove nothing if this were no forgery."""
     task = write_set_up(tmp_path / "task", "echo secret > /srv/question\n", test_sh=PASS_IF_DONE)
     assert await last_verdict(task, SPOILS, "true", verify_paths="off") == 1.0
 
@@ -255,7 +255,7 @@ MINE = "echo mine | tee /srv/kept /etc/mine; mkdir -m 700 /opt/new; echo mine > 
 
 
 def answers(looks: Sequence[str]) -> str:
-    """Return what writes the answer if all that is looked for is found, and all else to a file."""
+    """Return keys that write the answer if all the searched texts are found, and all else to a file."""
     found = " ".join(f"{{ {look}; }} || echo {number} >> /srv/missed;" for number, look in enumerate(looks))
     return f"{found} [ -e /srv/missed ] || {DONE}"
 

@@ -1,4 +1,4 @@
-"""Real Harbor trials whose agents speak to the gateway."""
+"""Real Harbor trials with agents that speak to the gateway."""
 
 import json
 import shutil

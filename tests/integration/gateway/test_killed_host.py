@@ -23,7 +23,7 @@ def test_hosts_killed_with_8_tunnels_leave_nothing(tmp_path: Path, scratch: Path
     before = mounts()
     words = [task, 3, 8, SEED, 1.0]
     command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.gateway.killed_trials", *map(str, words)]
-    # To files: what wrongly lives on would hold pipes open, and the test would hang instead of failing.
+    # To files: a process that wrongly lives on would hold pipes open, and the test would hang instead of failing.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, check=False, timeout=160)
         output.seek(0)

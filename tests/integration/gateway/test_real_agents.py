@@ -31,13 +31,13 @@ SHELL_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "run_shell_command": {"is_background": False},
     "exec_command": {},
 }
-"""Names of the agents' shells, and what else a call of them must hold."""
+"""Names of the agents' shells, and the other arguments that a call of them needs."""
 
 _TOOL = re.compile(r'"function": \{"name": "([^"]+)"')
 
 
 class Policy:
-    """Think, call whatever shell the prompt declares, and at last report that it is done."""
+    """Think, call the shell that the prompt declares, and at last report that it is done."""
 
     def __init__(self, commands: Sequence[str]) -> None:
         self._commands = iter(commands)
@@ -56,7 +56,7 @@ class Policy:
 
 
 def prepare(name: str, session: Session, home: Path) -> list[str]:
-    """Return an agent's command line; write what it reads from its home."""
+    """Return an agent's command line; write the files that it reads from its home."""
     url = f"{session.base_url}/v1"
     match name:
         case "mini-swe-agent":

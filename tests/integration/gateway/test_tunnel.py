@@ -1,4 +1,4 @@
-"""The tunnel out of a sandbox: what it carries, and what a hostile end of it can't do."""
+"""The tunnel out of a sandbox: the traffic that it carries, and a hostile end of it."""
 
 import asyncio
 import json
@@ -234,7 +234,7 @@ async def test_a_sender_beyond_its_window_breaks_the_protocol() -> None:
 
 
 async def test_a_slow_receiver_stops_the_sender() -> None:
-    """What is under way of one connection is bounded by the window, and the rest stays with its sender."""
+    """The bytes in flight of one connection are bounded by the window, and the rest stays with its sender."""
     server_side: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     server = await asyncio.start_server(lambda r, w: server_side.append((r, w)), "127.0.0.1", 0)
     async with server:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.local, pytest.mark.timeout(600)]
 
 _TREES = ("dev", "proc", "sys")
 _LEFT_OUT = (*_TREES, ".dockerenv", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "run/.containerenv")
-"""What a container runtime makes, not the image."""
+"""Files of a container runtime, not of the image."""
 
 _CAPABILITY = "security.capability"
 _DAY = re.compile(rb"(?m)^([^:\n]*:[^:\n]*:)\d+")
@@ -91,7 +91,7 @@ NOT_COMPARED = {
     "EXPOSE 80-82": "a range is one entry of the configuration here and an entry a port in Docker; nothing reads it",
     "HEALTHCHECK --start-interval": "Docker 20.10, the oldest that tests run with, does not read it",
 }
-"""What is in no Dockerfile here → why."""
+"""Instructions in no Dockerfile here → why."""
 
 
 @pytest.fixture

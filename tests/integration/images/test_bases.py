@@ -1,4 +1,4 @@
-"""Where a base image comes from: buildah's store, a registry that answers, and what ``harbor-gym base`` made."""
+"""Sources of a base image: buildah's store, a registry that answers, and the images of ``harbor-gym base``."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """Return the name of an official image that this machine never had, as all who run these tests at once."""
+    """Return the name of an official image that this machine never had, the same for all test processes."""
     name = f"debian:bookworm-{uuid.uuid4().hex[:12]}"
     yield name
     for made in (base_name(name), full_reference(name), f"localhost/other/{name}"):
@@ -54,7 +54,7 @@ def docker_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 
 def _lines(done: subprocess.CompletedProcess[str], image: str) -> list[str]:
-    """Return what was printed, without how long it took, which a busy machine prints."""
+    """Return the output without times, which a busy machine prints."""
     progress = re.compile(rf"{re.escape(image)}(: (done after )?\d+ s)?")
     return [line for line in done.stdout.splitlines() if not progress.fullmatch(line)]
 

@@ -1,4 +1,4 @@
-"""The cache: what it lists, what it prunes, and that nothing is taken from under whoever uses it."""
+"""The cache: its list, its pruning, and that no entry in use is removed."""
 
 import asyncio
 import json

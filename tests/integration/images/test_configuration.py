@@ -1,4 +1,4 @@
-"""What an image's configuration means, and what its task declares of it: alike on each kind of sandbox."""
+"""An image's configuration, and the task's own declarations of it: alike on each kind of sandbox."""
 
 import shutil
 from collections.abc import Callable

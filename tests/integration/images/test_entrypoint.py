@@ -1,4 +1,4 @@
-"""An image's ENTRYPOINT in local and Apptainer sandboxes: what Docker under Harbor runs of it, who sees its service."""
+"""An image's ENTRYPOINT in local and Apptainer sandboxes: run, and its service visible, as on Docker under Harbor."""
 
 import json
 import re

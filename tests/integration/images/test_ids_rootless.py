@@ -60,7 +60,7 @@ _LINES = {
     "RUN echo crew:x:70000:nobody >>/etc/group\nUSER nobody": "70000",
     "RUN echo crew:x:70000:root >>/etc/group": "70000",
 }
-"""What a Dockerfile has → the id that the message names."""
+"""A Dockerfile's line → the id that the message names."""
 
 _AGENTS = {
     '[agent]\nuser = "70000"\n': "70000",
@@ -86,7 +86,7 @@ def _archive(members: dict[str, bytes], *, owner: int = 0) -> bytes:
 
 
 def _image() -> bytes:
-    """Return what ``docker save`` writes of an image with a file of a high owner's."""
+    """Return the archive of ``docker save`` of an image with a file of a high owner's."""
     layer = _archive({"bin/sh": b"x"}, owner=197609)
     rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
     config = {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs}
@@ -102,7 +102,7 @@ type Case = tuple[str, str, dict[str, Any]]
 async def _said(
     cases: dict[str, Case], registry: str = "", *, sandbox: str = "local", files: Mapping[str, bytes] | None = None
 ) -> dict[str, str]:
-    """Start an episode of each task as an ordinary user; return what each said."""
+    """Start an episode of each task as an ordinary user; return each one's output."""
     base = await ensure_base_tar()
     contents = {"rootfs.tar": _archive({"bin/sh": b"x"}, owner=197609), "image.tar": _image(), **(files or {})}
     written = {name: zlib.compress(content).hex() for name, content in contents.items()}
@@ -119,7 +119,7 @@ async def _said(
 
 
 def _strange(said: dict[str, str], ids: dict[str, str]) -> dict[str, str]:
-    """Return what was said that is no task error which names the id, the range's last one and what to do."""
+    """Return the lines that are no task error which names the id, the range's last one and a remedy."""
 
     def is_right(about: str, line: str) -> bool:
         return line.startswith("TaskError: ") and all(word in line for word in (ids[about], "6553", "--add-subuids"))

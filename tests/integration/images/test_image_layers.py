@@ -42,7 +42,7 @@ def write_rootfs(path: Path) -> Path:
     return path
 
 
-# --- reading what is mounted ------------------------------------------------------------------------------------------
+# --- reading mounted layers -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_a_rootfs_is_copied_once_and_again_when_anything_of_it_changed(tmp
     root = write_rootfs(tmp_path / "root")
     source = ImageSource(tmp_path, rootfs=root)
     first = await build_image(source)
-    build._built.clear()  # pyright: ignore[reportPrivateUsage]  # what another process would find
+    build._built.clear()  # pyright: ignore[reportPrivateUsage]  # as another process would begin
     assert await build_image(source) == first
     assert (first.directories[1] / "opt" / "two").stat().st_nlink == 2
     assert (first.env, first.workdir, first.user) == ({}, "/", "0")

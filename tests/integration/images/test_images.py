@@ -1,4 +1,4 @@
-"""Images of local sandboxes: what is built, what is cached, where a base comes from."""
+"""Images of local sandboxes: builds, the cache, and sources of a base."""
 
 import asyncio
 import contextlib
@@ -101,7 +101,7 @@ async def test_an_image_is_built_once_and_anew_when_its_context_changes(
         tasks = [group.create_task(build_image(context)) for _ in range(8)]
     first = tasks[0].result()
     assert all(task.result() == first for task in tasks)
-    monkeypatch.setattr(build, "_built", {})  # what another process would find
+    monkeypatch.setattr(build, "_built", {})  # as another process would begin
     assert await build_image(context) == first
     (context / "more").write_text("x")
     second = await build_image(context)
@@ -119,7 +119,7 @@ async def test_an_image_is_built_once_and_anew_when_its_context_changes(
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 async def test_the_record_of_an_image_is_read_once(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start in another process reads it where the image is found; nothing reads it again, whatever it says now."""
+    """A start in another process reads it where the image is found; nothing reads it again, whatever is in it now."""
     (context / "Dockerfile").write_text("FROM scratch\nCOPY . /ctx\n")
     made = await build_image(context)
     monkeypatch.setattr(build, "_built", {})

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 async def sandbox(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[LocalEnvironment]:
-    """A sandbox in its policy's hands; the second kind is what a kernel or a cache without idmapped mounts gives."""
+    """A sandbox in its policy's hands; the second kind comes of a kernel or a cache without idmapped mounts."""
     if request.param == "shared ids":
         monkeypatch.setattr(own_ids, "refusal", lambda: "the test refuses")
     async with running(make_sandbox(tmp_path / "sandbox")) as made:

@@ -48,7 +48,7 @@ async def sandbox(tmp_path: Path, kind: type[LocalEnvironment]) -> AsyncGenerato
 
 
 async def processes(sandbox: LocalEnvironment) -> list[str]:
-    """Return what runs, without the first process, the command that looks, and who has ended but is still listed."""
+    """Return the running processes, without the first one, the command that lists them, and those that have ended."""
     lines = (await output(sandbox, "exec ps -e --no-headers -o stat,args")).splitlines()[1:-1]
     return sorted(args for state, args in (line.split(maxsplit=1) for line in lines) if state[0] not in "ZX")
 

@@ -1,4 +1,4 @@
-"""Harbor's five calls about directories, as its own shell commands would answer, on whatever a policy left there."""
+"""Harbor's five calls about directories answer as its own shell commands would, on any files of a policy."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path

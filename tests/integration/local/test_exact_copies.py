@@ -1,4 +1,4 @@
-"""Copies of processes by CRIU, which has root's rights on the machine: what a hostile policy gets out of them."""
+"""Copies of processes by CRIU, which has root's rights on the machine: a hostile policy gains nothing by them."""
 
 import asyncio
 import contextlib

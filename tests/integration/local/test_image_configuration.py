@@ -1,4 +1,4 @@
-"""What an image's configuration means in a local sandbox, and what its task declares of it."""
+"""An image's configuration in a local sandbox, and the task's own declarations of it."""
 
 import asyncio
 import subprocess
@@ -38,7 +38,7 @@ async def test_ids_above_65535_are_a_sandboxs_own_as_in_docker(tmp_path: Path) -
 
 
 async def test_the_high_ids_of_an_image_are_a_sandboxs_own_as_in_docker(tmp_path: Path) -> None:
-    """Those of its files, of its accounts and groups, of its USER, and of what a set-up left: above all ranges."""
+    """Those of its files, of its accounts and groups, of its USER, and of a set-up's files: above all ranges."""
     dockerfile = (
         f"FROM {BASE}\nRUN touch /high && chown 1000700000:4294967293 /high && "
         "useradd -M -u 2147483647 worker && groupadd -g 700000 crew && usermod -aG crew worker\nUSER 589824:600000\n"

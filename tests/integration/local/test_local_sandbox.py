@@ -252,7 +252,7 @@ async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_reports_it(
         await make_sandbox(tmp_path / "none", dockerfile=no_shell).start(force_build=False)
 
 
-# --- what starts sandboxes -------------------------------------------------------------------------------------------
+# --- the forkserver --------------------------------------------------------------------------------------------------
 
 
 async def test_sandboxes_live_on_without_what_started_them(sandbox: LocalEnvironment, tmp_path: Path) -> None:

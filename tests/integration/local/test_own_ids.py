@@ -133,11 +133,11 @@ def _start_after(what: str, *work: Path) -> list[str]:
     The trainers share a /run of their own, and each has its own network namespace.
 
     Args:
-        what: What others did before.
+        what: The others' work before.
         work: The directories.
 
     Returns:
-        What each got: the first of its ids, or why it was refused.
+        For each, the first of its ids, or the reason for a refusal.
     """
     done = subprocess.run(
         [sys.executable, "-c", _STRANGERS, what, *map(str, work)],

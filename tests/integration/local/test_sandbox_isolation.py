@@ -1,4 +1,4 @@
-"""What a local sandbox must not be able to do, and what must be left when it or its maker is gone: nothing."""
+"""Acts that a local sandbox must refuse, and that nothing is left when the sandbox or its maker is gone."""
 
 import asyncio
 import os
@@ -210,7 +210,7 @@ def _pids(mark: str) -> list[int]:
 
 
 def _supervisors(host: int) -> list[int]:
-    """Return what a process's forkserver has forked; it has their arguments, too."""
+    """Return the children of a process's forkserver; it has their arguments, too."""
     found = _pids(f" forkserver 3 {host} ")
     (forkserver,) = (pid for pid in found if _parent(pid) == host)
     return [pid for pid in found if _parent(pid) == forkserver]

@@ -1,4 +1,4 @@
-"""What a local sandbox may use of the machine: memory, processes, processor time, files. And what is left: nothing."""
+"""A local sandbox's limits of memory, processes, processor time and files. And nothing is left."""
 
 import asyncio
 import os
@@ -54,7 +54,7 @@ async def test_who_needs_more_memory_is_killed_and_the_sandbox_goes_on(tmp_path:
     config = {"memory_mb": 96, "storage_mb": 512}
     async with running(make_sandbox(tmp_path, config=config)) as sandbox:
         await sandbox.exec("setsid sleep 1000 >/dev/null 2>&1 &")
-        # What is written to files has a bound of its own, and does not count.
+        # Files have a bound of their own, and do not count.
         await output(sandbox, "head -c 150M /dev/zero > /file; python3 -c 'bytearray(64 << 20)'")
         assert await output(sandbox, _KILLS) == "oom_kill 0"
         bystander = asyncio.ensure_future(sandbox.exec("sleep 1; echo spared"))

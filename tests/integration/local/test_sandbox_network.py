@@ -1,4 +1,4 @@
-"""What a local sandbox with a public network reaches, and what it must not; and how the network comes and goes."""
+"""The hosts that a local sandbox with a public network may reach and may not; how the network comes and goes."""
 
 import asyncio
 import errno
@@ -49,7 +49,7 @@ print(json.dumps(results))
 
 @pytest.fixture
 async def greeter() -> AsyncGenerator[int]:
-    """A port of this machine, on all its addresses, that greets whoever connects."""
+    """A port of this machine, on all its addresses, that greets each client."""
     async with first_words.greeting() as port:
         yield port
 
@@ -202,7 +202,7 @@ async def test_the_network_process_is_unseen_inside_and_dies_with_the_sandbox(tm
         await first_words.connect(sandbox, greeter)
         assert NETWORK_PROGRAM not in await output(sandbox, "ps -eo args")
         (process,) = network_processes()
-        with pytest.raises(SandboxLostError, match="slirp4netns"):  # noqa: PT012  # the kill is what makes it fail
+        with pytest.raises(SandboxLostError, match="slirp4netns"):  # noqa: PT012  # the kill makes it fail
             waiting = asyncio.ensure_future(sandbox.exec("sleep 100"))
             await asyncio.sleep(0.2)
             os.kill(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a local sandbox may not ask of the kernel, and what ordinary work does not notice of that."""
+"""System calls that the kernel refuses to a local sandbox, and ordinary work that does not notice."""
 
 import base64
 import errno
@@ -105,7 +105,7 @@ _REFUSED = {
         262, 265, 268, 270, 271, 272, 273, 280, 282, 294, *range(425, 434), 438, 442, 443,
     },
 }  # fmt: skip
-"""Machine and its name in the kernel's audit.h → numbers refused whatever the arguments are."""
+"""Machine and its name in the kernel's audit.h → numbers refused with any arguments."""
 _EVERYDAY = {"x86_64": {0, 1, 9, 22, 59, 61, 257, 322}, "aarch64": {29, 59, 63, 64, 221, 222, 260, 281}}
 """read, write, mmap, pipe, execve, wait4, openat, execveat and the like."""
 _CHECKED = {"x86_64": {16, 41, 53, 56, 135, 272}, "aarch64": {29, 92, 97, 198, 199, 220}}
@@ -129,7 +129,7 @@ def test_the_filters_find_every_number(machine: str, architecture: int) -> None:
 
 
 def _strictest(programs: list[bytes], number: int, architecture: int, argument: int = 0) -> int:
-    """Return what the kernel makes of several filters' answers: the last one's where none is stricter."""
+    """Return the kernel's verdict from several filters' answers: the last one's where none is stricter."""
     answers = [_answer_of(program, number, architecture, argument) for program in reversed(programs)]
     return min(answers, key=lambda answer: _SEVERITY[answer & 0xFFFF0000])
 

@@ -1,4 +1,4 @@
-"""A tmux for images without one: real sandboxes whose images lack it, have an old one, or are nothing but busybox."""
+"""A tmux for images without one: real sandboxes of images that lack it, have an old one, or have busybox alone."""
 
 import shlex
 from pathlib import Path
@@ -34,7 +34,7 @@ IMAGES = {
 
 
 async def talk(sandbox: LocalEnvironment, tmux: str, user: str) -> str:
-    """Let a program in a pane of ``tmux`` answer; return what the screen shows."""
+    """Let a program in a pane of ``tmux`` answer; return the screen."""
     server = f"env -i PATH=/usr/bin:/bin LC_ALL=C {tmux} -S /tmp/socket-{user} -f /dev/null"
     program = 'printf \'é漢😀 %s\\n\' "$PATH"; read line; echo "got $line"; sleep 100'
     script = f"""
@@ -107,7 +107,7 @@ async def test_what_does_not_work_is_brought_again(tmp_path: Path) -> None:
         assert await output(sandbox, f"{first}/tmux -V")
 
 
-# --- what is not available is reported in one line ------------------------------------------------------------------
+# --- missing programs are reported in one line ----------------------------------------------------------------------
 
 
 async def refusal(sandbox: LocalEnvironment) -> str:

@@ -1,4 +1,4 @@
-"""``harbor-gym doctor``: it sees what is there, prints how to get what is missing, and answers by its exit code."""
+"""``harbor-gym doctor``: it finds the engines, prints how to get missing ones, and answers by its exit code."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""``make engines`` on machines where nobody prepared what local sandboxes need beside programs."""
+"""``make engines`` on machines that lack the settings which local sandboxes need beside programs."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""The reaper removes what dead owners left, and touches nothing else."""
+"""The reaper removes the leftovers of dead owners, and touches nothing else."""
 
 import dataclasses
 import os
@@ -39,7 +39,7 @@ def dead() -> str:
 
 @pytest.fixture
 def spared() -> list[str]:
-    """What stands in the place of an owner where nothing may be removed."""
+    """Labels in the place of an owner with which nothing may be removed."""
     elsewhere = dataclasses.replace(me(), host="0123456789ab", pid=2**22 + 1)
     return [owner_label(), str(elsewhere), "somebody"]
 
@@ -185,7 +185,7 @@ def test_what_dead_owners_left_in_docker_is_removed(
     kept = {things.add("container"), things.add("network"), things.add("container", **{PROJECT_LABEL: "hgreap-other"})}
     for owner in spared:
         kept |= {things.add(kind, **label(owner, "hgreap-kept")) for kind in ("container", "network", "volume")}
-    # A project of the dead that a living process took up again: only what is labelled as the dead one's goes.
+    # A project of the dead that a living process took up again: only objects labelled as the dead one's go.
     kept |= {things.add("container", **label(owner_label(), "hgreap-shared"))}
     kept |= {things.add("container", **{PROJECT_LABEL: "hgreap-shared"})}
     for kind in ("container", "network", "volume"):

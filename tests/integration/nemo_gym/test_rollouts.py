@@ -73,7 +73,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Run:
-    """What came of the rollouts."""
+    """The results of the rollouts."""
 
     folder: Path
     rows: list[dict[str, Any]]
@@ -235,7 +235,7 @@ async def test_spent_budgets(run: Run) -> None:
 
 
 async def test_prompts_are_those_of_the_engine(run: Run) -> None:
-    """Token by token: what a row trains on is what the engine was prompted with, and nothing was rendered anew."""
+    """Token by token: a row trains on the engine's own prompts, and nothing was rendered anew."""
     prompted = {tuple(exchange.prompt) for exchange in run.engine.exchanges}
     items = [item for row in run.rows for item in row["response"]["output"] if item.get("prompt_token_ids", [0]) != [0]]
     assert len(items) > 50

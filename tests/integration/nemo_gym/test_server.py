@@ -1,4 +1,4 @@
-"""The agent server with NeMo Gym's own types, in this process: what goes over its ``/run``, on sandboxes in memory."""
+"""The agent server with NeMo Gym's own types, in this process: the traffic of its ``/run``, on sandboxes in memory."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ async def test_a_row_in_and_a_verified_row_out(root: Path) -> None:
 
 
 async def test_nemo_gyms_export_takes_no_conversation_of_a_terminal(root: Path) -> None:
-    """What docs/nemo_gym.md says of ATIF: it holds for all that an agent server could report of an episode."""
+    """The statement of docs/nemo_gym.md on ATIF: it holds for all that an agent server could report of an episode."""
     from nemo_gym.atif_export import AtifExportError, gym_rollout_to_atif
 
     model = engine()

@@ -50,7 +50,7 @@ async def page(tmp_path: Path) -> AsyncGenerator[Page]:
 
 
 async def look(page: Page, url: str, ready: str) -> None:
-    # What an earlier visit chose is forgotten.
+    # The choices of an earlier visit are forgotten.
     await page.call("Page.addScriptToEvaluateOnNewDocument", source="try { localStorage.clear() } catch {}")
     grounds: set[str] = set()
     for scheme in SCHEMES:

@@ -293,7 +293,7 @@ def test_the_server_gives_away_its_runs_and_nothing_else(run_dir: Path, tmp_path
 
 @pytest.fixture
 def planted(run_dir: Path, tmp_path: Path) -> Path:
-    """A run's folder with what a sandbox could put there: links to this machine's files, and pipes."""
+    """A run's folder with files that a sandbox could put there: links to this machine's files, and pipes."""
     secret = tmp_path / "secret"
     secret.mkdir()
     write_episode(secret, 1, 1, reward=1.0, system_prompt=SECRET)

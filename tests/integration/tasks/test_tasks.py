@@ -1,4 +1,4 @@
-"""The shipped tasks: what they declare, that they can be done in a terminal, and that half an answer is half."""
+"""The shipped tasks: their declarations, that they can be done in a terminal, and that half an answer is half."""
 
 import filecmp
 import hashlib
@@ -19,7 +19,7 @@ NAMES = sorted(path.parent.name for path in TASKS.glob("*/task.toml"))
 ENGINES = [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 
 
-# --- what they declare -----------------------------------------------------------------------------------------------
+# --- declarations ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,7 +56,7 @@ def test_a_task_graded_where_the_policy_was_declares_what_its_verifier_sees(name
 
 
 def test_copies_are_copies() -> None:
-    """A task directory stands alone: what two need is in both."""
+    """A task directory stands alone: a file that two need is in both."""
     first, *others = sorted(TASKS.glob("*/tests/verdict.py"))
     assert len(others) >= 3
     assert all(filecmp.cmp(first, other, shallow=False) for other in others)

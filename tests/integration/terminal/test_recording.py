@@ -212,7 +212,7 @@ async def test_a_player_shows_what_the_terminal_showed(tmp_path: Path, nothing_l
             for index, keystrokes in enumerate(_KEYSTROKES):
                 turn = await terminal.run([Command(keystrokes, 2.0)])
                 recorder.turn(index, keystrokes, turn.text, float(index), shown=turn.shown)
-                if keystrokes == "yes\n":  # What it prints does not stand still for a second look.
+                if keystrokes == "yes\n":  # Its output does not stand still for a second read.
                     continue
                 screen = await terminal.screen()
                 assert screen is not None

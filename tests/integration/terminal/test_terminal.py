@@ -515,7 +515,7 @@ async def test_a_missing_program_that_can_not_be_brought_along_is_named(
 async def test_a_shell_that_ends_at_once_is_no_terminal(sandbox: Sandbox) -> None:
     await sandbox.exec("cp ~/.bashrc ~/.bashrc.old; echo 'echo broken; exit 1' >>~/.bashrc")
     try:
-        # What bash printed last is not asserted: tmux can lose the output of a process that ends at once.
+        # The last output of bash is not asserted: tmux can lose the output of a process that ends at once.
         with pytest.raises(TerminalStartError, match=r"~/.bashrc may exit"):
             await open_session(sandbox)
     finally:

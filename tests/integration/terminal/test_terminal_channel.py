@@ -45,7 +45,7 @@ _ROUNDS = 40
 
 @pytest.fixture(params=KINDS)
 async def sandbox(request: pytest.FixtureRequest, tmp_path: Path, nothing_left: None) -> AsyncGenerator[Sandbox]:
-    # What a test that failed has left, too: all of this file share the container.
+    # A failed test's leftovers, too: all tests of this file share the container.
     async with running_sandbox(request, tmp_path, clean="pkill tmux; rm -rf /srv/* /run/.terminal-*") as entered:
         yield entered
 
@@ -371,7 +371,7 @@ async def test_an_idle_terminal_costs_no_processor_time(sandbox: Sandbox, termin
     await enter(terminal, "echo busy\n")
     count = "for p in $(pgrep -f '[.]terminal-|[t]erminal/step'); do cut -d ' ' -f 14,15 /proc/$p/stat; done"
     before = ""
-    async with asyncio.timeout(PATIENCE_SEC):  # what ends a step may still run where every processor is busy
+    async with asyncio.timeout(PATIENCE_SEC):  # the end of a step may still run where every processor is busy
         while (now := await read(sandbox, count)) != before:
             before = now
             await asyncio.sleep(1)
@@ -419,7 +419,7 @@ async def test_a_killed_host_leaves_no_channel(container: str, tmp_path: Path, s
     await sandbox.exec("pkill tmux")
 
 
-# --- what is configured -----------------------------------------------------------------------------------------------
+# --- configuration ----------------------------------------------------------------------------------------------------
 
 
 class Plain(Container):

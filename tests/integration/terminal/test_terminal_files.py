@@ -20,7 +20,7 @@ from tests.helpers.sandboxes.terminal_environments import (
 )
 
 _FILL = "cat /dev/zero >/run/fill 2>/dev/null; cat /dev/zero >/tmp/fill 2>/dev/null; true"
-"""Fills what the session's files lie on, and the directory of temporary files."""
+"""Fills the disk of the session's files, and that of temporary files."""
 
 _FREE = "rm -f /run/fill /tmp/fill"
 
@@ -95,7 +95,7 @@ async def test_keystrokes_that_find_no_room_are_not_typed_in_part(sandbox: Sandb
 
 
 async def test_a_later_question_at_an_interpreters_prompt_is_in_time(terminal: Terminal) -> None:
-    """What the script takes apart in bash needs no file."""
+    """Text that the script splits in bash needs no file."""
     await enter(terminal, _FILL + "\n")
     assert (await enter(terminal, "python3 -q\n")).waits == ("tty_read",)
     turn = await enter(terminal, "import subprocess; p = subprocess.Popen(['sleep', '600'])\n", "1 + 1\n")

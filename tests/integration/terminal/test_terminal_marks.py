@@ -219,7 +219,7 @@ async def test_an_editors_filter_is_waited_for(terminal: Terminal) -> None:
     await enter(terminal, ":q!\n")
 
 
-# --- what was typed ahead ---------------------------------------------------------------------------------------------
+# --- keys typed ahead -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ async def test_editors_and_interpreters_are_found_without_the_kernels_word(maske
 
 
 MASKS = {"system calls": ("/syscall", "/nothing"), "processes": ("/proc/", "/proc/nothing/")}
-"""What a host may keep from the step script: another process's system call (Yama), or all of /proc (as others do)."""
+"""Files that a host may keep from the step script: another process's system call (Yama), or all of /proc (others)."""
 
 
 @pytest.fixture(params=MASKS)

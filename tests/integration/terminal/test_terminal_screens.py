@@ -1,4 +1,4 @@
-"""Programs that rule the screen or ask for a secret: what a policy reads after each step."""
+"""Programs that rule the screen or ask for a secret: the observation after each step."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A demonstrator behind the gateway: what an agent shows its model becomes the conversations of a warm start."""
+"""A demonstrator behind the gateway: an agent's calls to its model become the conversations of a warm start."""
 
 import json
 import random
@@ -100,7 +100,7 @@ def test_each_agent_has_a_policy_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.tinker
 @pytest.mark.server
 async def test_the_warm_start_sees_the_tokens_of_an_episode(tmp_path: Path) -> None:
-    """The conversation in tokens is, one by one, what the cookbook's environment accumulates with the same answers."""
+    """The conversation in tokens is, one by one, that of the cookbook's environment with the same answers."""
     for engine in ("server", "tinker"):
         require_engine(engine)
     from harbor_gym.adapters.tinker import HarborAgentTinkerEnv, RendererCodec

@@ -1,4 +1,4 @@
-"""The demonstrator sees what a policy sees, and its conversations are real ones."""
+"""The demonstrator sees the same observations as a policy, and its conversations are real ones."""
 
 import json
 import random

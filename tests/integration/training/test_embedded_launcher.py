@@ -14,7 +14,7 @@ from harbor_gym.embedded import launcher
 
 pytestmark = [pytest.mark.server]
 
-# One interpreter for all of it: importing the server takes seconds, and what is broken here must stay here.
+# One interpreter for all of it: importing the server takes seconds, and damage of these tests must stay here.
 _PROBE = """
 import contextlib, io, json, sys
 from harbor_gym.embedded import launcher

@@ -1,6 +1,6 @@
 """A training run on Docker that a scheduler interrupts stops its containers and its server.
 
-SIGTERM becomes Ctrl-C's own signal (``_runtime/interrupts.py``), so that this is what Ctrl-C does, too.
+SIGTERM becomes Ctrl-C's own signal (``_runtime/interrupts.py``), so that Ctrl-C does the same.
 """
 
 import os
@@ -32,7 +32,7 @@ CONTAINERS, NETWORKS, VOLUMES = ("ps", "-a"), ("network", "ls"), ("volume", "ls"
 
 
 def in_docker(pid: int, *kinds: tuple[str, ...]) -> list[str]:
-    """Return what Docker has of some kinds that carries the label of a process, dead or alive."""
+    """Return Docker's objects of some kinds with the label of a process, dead or alive."""
     found: list[str] = []
     for words in kinds:
         command = ["docker", *words, "--filter", f"label={OWNER_LABEL}", "--format", f'{{{{.Label "{OWNER_LABEL}"}}}}']

@@ -76,7 +76,7 @@ def written(log_path: Path, name: str) -> int:
 
 
 async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_path: Path) -> None:
-    """Two batches after its last checkpoint: what the second is like, the first one's training decides."""
+    """Two batches after its last checkpoint: the first one's training decides the second."""
     task_dir = write_task(tmp_path / "task")
     run = tmp_path / "run"
     killed = await start(model_dir, task_dir, run)

@@ -1,4 +1,4 @@
-"""recipes/sweep.py as a person runs it. What trains is a stand-in that writes what the cookbook writes, in no time."""
+"""recipes/sweep.py as a person runs it. A stand-in for the training writes the cookbook's files in no time."""
 
 import json
 import os

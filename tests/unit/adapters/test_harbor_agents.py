@@ -1,4 +1,4 @@
-"""Agents by name or class: what there is, where it runs, and what it needs, before a sandbox starts."""
+"""Agents by name or class: the list, the place where each runs, and its needs, before a sandbox starts."""
 
 import os
 

@@ -50,7 +50,7 @@ async def test_the_weight_is_the_advantage_of_observation_tokens_alone() -> None
         roles = sequence.roles[1:]
         assert targets == sequence.token_ids[1:]
         assert advantages == pytest.approx([advantage[role] for role in roles])
-        # What was shown has the trainer's own, so that its ratio is 1; what was sampled has the sampler's.
+        # Observations have the trainer's own, so that their ratio is 1; sampled tokens have the sampler's.
         shown = [
             0.0 if role is TokenRole.PROMPT else -float(target) for role, target in zip(roles, targets, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""The command before Prime-RL's: what it reads, what it refuses, and what it starts. verifiers is not needed."""
+"""The command before Prime-RL's: its inputs, its refusals, and the program it starts. verifiers is not needed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Chats as tokens: every prompt extends the last one by what was sampled, for each renderer that works offline."""
+"""Chats as tokens: every prompt extends the last one by the sampled tokens, for each renderer that works offline."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,7 +31,7 @@ def make_codec(name: str) -> Any:
 
 
 def sample(codec: Any, text: str) -> list[int]:
-    """What a sampler would return for ``text``: its tokens and the stop."""
+    """A sampler's answer of ``text``: its tokens and the stop."""
     tokenizer = codec.renderer.tokenizer
     stop = codec.stop[0]
     end = [stop] if isinstance(stop, int) else tokenizer.encode(stop, add_special_tokens=False)

@@ -39,7 +39,7 @@ async def test_twenty_turns_are_trained_on_as_prompt_answers_and_new_observation
     (trajectory,) = group.trajectories_G
     assert len(trajectory.transitions) == TURNS
 
-    # Counted from the texts alone: what a user's message, its frame and the opening of an answer come to.
+    # Counted from the texts alone: a user's message, its frame and the opening of an answer.
     encode = byte_level_tokenizer().encode
     shown = [str(transition.logs["shown"]) for transition in trajectory.transitions]
     frame = "\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -53,7 +53,7 @@ async def test_twenty_turns_are_trained_on_as_prompt_answers_and_new_observation
     assert sum(datum.loss_fn_inputs["mask"].data) == sampled, "what is learnt is what was sampled"
     each_turn_alone = sum(transition.ob.length + len(transition.ac.tokens) for transition in trajectory.transitions)
     with capsys.disabled():
-        print(  # noqa: T201  # the figure is what a person runs this for
+        print(  # noqa: T201  # a person runs this for the figure
             f"\n{TURNS} turns: trained on {trained} tokens = prompt {prompt} + sampled {sampled} + observed {observed};"
             f" a datum for each turn would be {each_turn_alone}, {each_turn_alone / trained:.1f} times as many"
         )

@@ -1,4 +1,4 @@
-"""The notebook's script, as far as it needs no kernel: what a cell's output is as text."""
+"""The notebook's script, as far as it needs no kernel: the text of a cell's output."""
 
 import base64
 import struct

@@ -1,4 +1,4 @@
-"""HarborSpec: what it makes, and every mistake that it refuses before anything starts."""
+"""HarborSpec: its factories, and every mistake that it refuses before anything starts."""
 
 import inspect
 import pickle

@@ -53,7 +53,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def rendered(codec: HFCodec, chat: list[Any]) -> list[int]:
-    """What the template writes for a whole chat."""
+    """The template's text of a whole chat."""
     return codec.prompt(chat)
 
 

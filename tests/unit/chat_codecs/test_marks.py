@@ -95,7 +95,7 @@ def test_control_tokens_are_the_templates(name: str, is_slow: bool, system: str,
         [{"role": "system", "content": system}, {"role": "user", "content": task}],
         add_generation_prompt=True,
         tokenize=False,
-        **codec._settings,  # pyright: ignore[reportPrivateUsage]  # the template's own text is what it is compared with
+        **codec._settings,  # pyright: ignore[reportPrivateUsage]  # it is compared with the template's own text
     )
     answer = sampled(codec, "answer")
     assert control(codec.next_turn(answer, shown)) == control(codec.next_turn(answer, "a"))
@@ -129,7 +129,7 @@ def test_content_without_marks_has_the_frameworks_tokens(name: str, texts: list[
 @given(before=hostile, content=st.text("ab<| >\n", max_size=9), after=hostile)
 @settings(max_examples=50, deadline=None)
 def test_around_broken_marks_the_tokens_are_the_tokenizers(before: str, content: str, after: str) -> None:
-    """What stands between two control tokens is tokenised at once, as if no mark had been in it."""
+    """Text between two control tokens is tokenised at once, as if no mark had been in it."""
     codec = codec_of("qwen2.5")
     text = f"{before}{content}{after}"
     plain = byte_level_tokenizer().encode
@@ -161,7 +161,7 @@ def test_tools_hold_text_only(name: str, argument: str, result: str, description
         got, plain = shown(codec, *written), shown(codec, "a", "b", "c", "d")
         if isinstance(codec, TemplateConversationCodec):
             assert got == plain
-        else:  # tags of an answer are what was sampled: only special tokens are kept out of its calls
+        else:  # tags of an answer were sampled: only special tokens are kept out of its calls
             tags = {MARKS[tag] for tag in TAGS}
             assert [token for token in got[0] if token not in tags] == [t for t in plain[0] if t not in tags]
             assert got[1] == plain[1]

@@ -1,4 +1,4 @@
-"""The connection to a cluster: how it ends, and what its deployment files contain."""
+"""The connection to a cluster: its end, and the contents of its deployment files."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ DEPLOY = ROOT / "docs" / "deploy"
 
 @pytest.fixture
 def sigterm() -> Iterator[None]:
-    """Start with a process that SIGTERM ends, whatever ran in it before."""
+    """Start with a process that SIGTERM ends, after any earlier tests."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)

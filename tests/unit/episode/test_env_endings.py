@@ -1,4 +1,4 @@
-"""The environment in memory: what ends an episode, what it is called, and what does not outlive it."""
+"""The environment in memory: an episode's ends, their names, and that nothing outlives them."""
 
 import asyncio
 import re

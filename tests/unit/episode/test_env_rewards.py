@@ -1,4 +1,4 @@
-"""The environment in memory: what a step and an episode are paid, and what the policy and its trainer read."""
+"""The environment in memory: the pay of a step and an episode, and the texts for the policy and its trainer."""
 
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,7 @@ async def test_the_scalar_is_the_one_that_the_configuration_names(task: Path) ->
     assert info.get("rewards") == {"reward": 1.0, "speed": 0.25}
 
 
-# -- what the policy reads ---------------------------------------------------------------------------------------------
+# -- the policy's texts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action_format", [ActionFormat.TERMINUS_JSON, ActionFormat.BASH_TOOL])
@@ -210,7 +210,7 @@ async def test_the_policy_reads_the_next_step_with_its_screen(task: Path) -> Non
     assert observation == prompts.next_step("Do step-2.\n", screen)
 
 
-# -- what is reported and kept -----------------------------------------------------------------------------------------
+# -- reports and kept files --------------------------------------------------------------------------------------------
 
 
 async def test_what_a_step_reports(task: Path, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ async def test_an_environment_that_was_never_closed_warns(task: Path) -> None:
 
 
 async def paid_in_steps(task: Path, *actions: Any, **settings: Any) -> tuple[list[float], EpisodeInfo]:
-    """Play the actions, then have the episode cut; return what each transition paid, and the last info."""
+    """Play the actions, then have the episode cut; return the pay of each transition, and the last info."""
     async with AsyncTerminalGymEnv(fake_config(task, steps=3, **settings)) as env:
         await env.reset()
         results = [await env.step(action) for action in actions]

@@ -1,4 +1,4 @@
-"""A trial around a fake sandbox: who grades, what is believed, what a failure is called and leaves to read."""
+"""A trial around a fake sandbox: its grading, the believed rewards, and the names and files of a failure."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.helpers.sandboxes.fake_episodes import COMPLETE, add_step, fake_confi
 
 
 class Users(FakeEnvironment):
-    """A fake that notes who ran the tests."""
+    """A fake that notes the user of the tests."""
 
     graded_by: ClassVar[list[Any]] = []
 
@@ -49,7 +49,7 @@ def add(task: Path, toml: str) -> None:
         file.write(toml)
 
 
-# -- who ---------------------------------------------------------------------------------------------------------------
+# -- users -------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_steps_own_users_and_time_go_before_the_tasks(task: Path) -> None:
@@ -74,7 +74,7 @@ async def test_a_steps_own_users_and_time_go_before_the_tasks(task: Path) -> Non
     assert Users.graded_by == ["grader", "root"]
 
 
-# -- what is believed --------------------------------------------------------------------------------------------------
+# -- believed rewards --------------------------------------------------------------------------------------------------
 
 
 async def test_a_verdict_that_the_policy_wrote_is_gone_before_the_verifiers(task: Path) -> None:
@@ -94,7 +94,7 @@ async def test_each_step_is_graded_by_its_own_verdict(task: Path) -> None:
             await env.step(COMPLETE)
 
 
-# -- what a failure is called ------------------------------------------------------------------------------------------
+# -- names of failures -------------------------------------------------------------------------------------------------
 
 
 async def test_a_sandbox_that_does_not_start_is_named_with_its_words(task: Path) -> None:

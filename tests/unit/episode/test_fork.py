@@ -344,7 +344,7 @@ async def test_modes_and_counts_that_cannot_be_had_are_refused(tmp_path: Path) -
     with pytest.raises(UsageError, match="local sandbox with the option forkable"):
         await parent.fork(1, mode="exact")
     with pytest.raises(UsageError, match="auto, replay or exact"):
-        await parent.fork(1, mode="other")  # pyright: ignore[reportArgumentType]  # what a caller without types gives
+        await parent.fork(1, mode="other")  # pyright: ignore[reportArgumentType]  # a caller without types may give it
     with pytest.raises(UsageError, match="at least 1"):
         await parent.fork(0)
     assert Counted.started == 1
@@ -553,7 +553,7 @@ async def test_another_models_tokens_are_refused(tmp_path: Path) -> None:
     await env.step(said(message("echo one > a\n")))
     start = TerminalEnvConfig.model_validate({"start_from": await env.snapshot()})
     await env.close()
-    for Shifted.shift in (1, -1000):  # the second leads out of what it can read
+    for Shifted.shift in (1, -1000):  # the second leads out of the readable text
         with pytest.raises(UsageError, match="tokens of turn 1 do not decode to its answer"):
             await TokenTerminalEnv(AsyncTerminalGymEnv(start), Shifted(), max_tokens=100).reset()
     assert Counted.started == 1

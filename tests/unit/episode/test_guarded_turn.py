@@ -1,4 +1,4 @@
-"""Turns whose terminal is late, fails or answers nonsense."""
+"""Turns with a terminal that is late, fails or answers nonsense."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ COMMANDS = [Command("ls\n")]
 
 
 class OneTurn:
-    """A terminal whose turn is what a function makes of it."""
+    """A terminal with turns that a function makes."""
 
     def __init__(self, work: Callable[[], Awaitable[TerminalTurn]]) -> None:
         self.work = work

@@ -1,6 +1,6 @@
 """The private parts of Harbor that this package replaces or relies on: an upgrade that changes any must fail here.
 
-A digest that differs is no defect yet. Read Harbor's change, check what this package does with it, run the tests of
+A digest that differs is no defect yet. Read Harbor's change, check this package's use of it, run the tests of
 docker and of episodes, and write the new digest down.
 """
 
@@ -38,7 +38,7 @@ TRIALS = {
     "Trial._stop_agent_environment": "7d82b2a8373f",
     "Trial._upload_injected_skills": "459c7a09f7dc",
 }
-"""What of Harbor's trial calls the methods that an episode replaces (episode/_harbor_patches.py), as in 0.24."""
+"""Parts of Harbor's trial that call the methods that an episode replaces (episode/_harbor_patches.py), as in 0.24."""
 
 TRIALS_SINCE = {
     (0, 25): {
@@ -99,8 +99,8 @@ DOCKER = {
     "_write_mounts_compose_file": "8402b6bd2df3",
     "_write_resources_compose_file": "821256feee9b",
 }
-"""What sandboxes/docker uses of Harbor's environment beyond its public methods, and what runs Compose: environment.py
-matches those arguments, and leaves out what has nothing to do. As in 0.24."""
+"""Private parts of Harbor's environment that sandboxes/docker uses, and the callers of Compose: environment.py
+matches their arguments, and leaves out calls without an effect. As in 0.24."""
 
 DOCKER_SINCE = {
     (0, 25): {
@@ -121,7 +121,7 @@ def of_this_version(first: dict[str, str], since: dict[tuple[int, int], dict[str
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """Of what a function does, whatever its formatting and documentation are."""
+    """Return a digest of a function's code, without its formatting and documentation."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node) is not None:
@@ -146,7 +146,7 @@ def callers(holder: Any, *texts: str) -> dict[str, str]:
 
 
 def replaced() -> dict[str, str]:
-    """Return the parts of Harbor's trial that call what an episode replaces, and the replaced methods."""
+    """Return the parts of Harbor's trial that call methods replaced by an episode, and those methods."""
     calls = (
         ".empty_dirs(",
         "environment.stop(",
@@ -173,7 +173,7 @@ def private_names() -> set[str]:
 
 
 def relied_on() -> dict[str, str]:
-    """Return those names, with digests of what is a method, and whatever runs Compose, whose arguments are matched."""
+    """Return those names, with digests of the methods, and the callers of Compose, for their arguments are matched."""
     found: dict[str, str] = {}
     for name in sorted(private_names()):
         kind = inspect.getattr_static(DockerEnvironment, name, None)

@@ -1,4 +1,4 @@
-"""What is kept of an episode to see why it failed: its transcript, and the trial in Harbor's own format."""
+"""Files of an episode that show why it failed: its transcript, and the trial in Harbor's own format."""
 
 import json
 from pathlib import Path

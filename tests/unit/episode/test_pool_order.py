@@ -1,4 +1,4 @@
-"""The warm pool over sandboxes in memory: who is served, what is counted, when it gives up, at what rate it starts."""
+"""The warm pool over sandboxes in memory: the order of service, the counts, the give-up, the rate of its starts."""
 
 import asyncio
 from pathlib import Path

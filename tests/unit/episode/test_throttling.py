@@ -11,11 +11,11 @@ from harbor_gym.errors import SandboxThrottledError
 
 
 class TooManyRequestsError(Exception):
-    """Named as what it is."""
+    """Named as a throttling."""
 
 
 class ClientError(Exception):
-    """What a client library might raise: words, and whatever hangs on it."""
+    """An error of a client library: words, and any attributes."""
 
     def __init__(self, words: str = "no", **attributes: Any) -> None:
         super().__init__(words)

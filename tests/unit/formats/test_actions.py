@@ -220,7 +220,7 @@ def test_ten_thousand_warnings_are_cut() -> None:
 
 
 def test_the_parser_is_where_and_what_we_take_it_for() -> None:
-    """Fails when a new Harbor moves or renames what ``harbor_parser`` knows."""
+    """Fails when a new Harbor moves or renames the parts that ``harbor_parser`` knows."""
     verdict = load_harbor_parser().parse_response(message([{"keystrokes": "ls\n", "duration": 2}], task_complete="yes"))
     assert [(command.keystrokes, command.duration) for command in verdict.commands] == [("ls\n", 2.0)]
     assert (verdict.is_task_complete, verdict.error, verdict.warning) == (True, "", "")

@@ -1,4 +1,4 @@
-"""Tool calls and raw keystrokes as actions, and what a prompt contains about each format."""
+"""Tool calls and raw keystrokes as actions, and the prompt's text about each format."""
 
 import hashlib
 import json
@@ -181,7 +181,7 @@ def test_a_call_in_another_form_that_is_cut_runs_nothing(text: str) -> None:
     assert (parsed.error or "").startswith("A tool call could not be read as ")
 
 
-# --- what is typed ----------------------------------------------------------------------------------------------------
+# --- typed keys -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_keystrokes_pass_unchanged(text: str) -> None:
     assert [command.keystrokes for command in parsed.commands] == [text]
 
 
-# --- one entry, and what a policy is shown ----------------------------------------------------------------------------
+# --- one entry, and its text for the policy ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action_format", ActionFormat)

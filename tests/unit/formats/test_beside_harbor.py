@@ -193,7 +193,7 @@ def check_beside_harbors(text: str, action_format: ActionFormat) -> ParsedAction
     parsed = parse_action(text, format=action_format)
     try:
         verdict = load_harbor_parser(action_format).parse_response(text)
-    except Exception:  # whatever Harbor's parser raises is a parse error with us
+    except Exception:  # any error of Harbor's parser is a parse error with us
         assert (parsed.error or "").startswith(f"Invalid {LANGUAGES[action_format]}: ")
         assert (parsed.commands, parsed.task_complete) == ((), False)
         return parsed
@@ -259,7 +259,7 @@ def test_any_text_as_xml(text: str) -> None:
 def test_the_hardening(
     action_format: ActionFormat, text: str, error: str | None, commands: Sequence[tuple[str, float]]
 ) -> None:
-    """What differs from Harbor on purpose, in its own words."""
+    """Differences from Harbor on purpose, in its own words."""
     parsed = check_beside_harbors(text, action_format)
     assert parsed.commands == tuple(Command(keystrokes, duration) for keystrokes, duration in commands)
     assert error is None if parsed.error is None else error is not None and error in parsed.error

@@ -1,4 +1,4 @@
-"""Tools as text: what is written is read back, and what can't be read stays where it was."""
+"""Tools as text: a written call is read back, and an unreadable one stays in its place."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A request that goes on from an answer extends its tokens, whatever clients do to the history on the way."""
+"""A request that goes on from an answer extends its tokens, after any edit of the history by clients."""
 
 import copy
 import json
@@ -106,7 +106,7 @@ async def test_an_edited_history_opens_a_segment(script: list[str], data: st.Dat
     for _ in script:
         await client.ask()
         client.go_on(["go on"])
-    # Whatever precedes the last answer; behind it there is nothing that was answered yet.
+    # All that precedes the last answer; behind it there is nothing that was answered yet.
     last_answer = max(i for i, message in enumerate(client.messages) if message["role"] == "assistant")
     edited = data.draw(st.integers(1, last_answer))
     client.messages[edited]["content"] = "something else that nobody wrote"

@@ -89,7 +89,7 @@ async def test_empty_messages_are_in_the_budget() -> None:
 
 
 async def test_a_common_beginning_is_kept_once_and_every_prompt_is_exact() -> None:
-    """120 prompts of 23,900 tokens with a common beginning grow by what differs."""
+    """120 prompts of 23,900 tokens with a common beginning grow by their differences."""
     session = make_session(SessionLimits())
     rendered: list[list[int]] = []
     for number in range(120):

@@ -26,7 +26,7 @@ IMPATIENT = GatewayConfig(max_body_bytes=4096, body_timeout_sec=0.3, idle_timeou
 
 
 class Stuck:
-    """A sampler that never answers, and counts who waits for it."""
+    """A sampler that never answers, and counts its waiting callers."""
 
     def __init__(self) -> None:
         self.waiting = 0

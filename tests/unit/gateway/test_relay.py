@@ -149,7 +149,7 @@ async def test_what_is_under_way_is_cancelled_when_the_connection_is_lost_and_an
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_answer_that_is_cut_in_the_middle_is_no_answer(path: str, stream: bool, tmp_path: Path) -> None:
-    """The agent sees that it is not whole; what it is given when it asks again is the only one that is trained."""
+    """The agent sees that it is not whole; the answer to its second request is the only one that is trained."""
     lost, whole = "a" * 1_500_000, "all good things"
     async with rollout(tmp_path, Script(lost, whole)) as own:
         own.way.cut_after = 1_600_000  # the first of two frames, as base64, has passed

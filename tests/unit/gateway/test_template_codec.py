@@ -1,4 +1,4 @@
-"""A chat template that renders tools itself: bridged prompts are what it would have written."""
+"""A chat template that renders tools itself: bridged prompts are the ones that it would have written."""
 
 import json
 from typing import Any

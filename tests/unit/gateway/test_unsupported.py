@@ -1,4 +1,4 @@
-"""What the gateway does not serve is refused in words of each wire, with a status that its clients do not repeat."""
+"""The gateway refuses unsupported requests in words of each wire, with a status that its clients do not repeat."""
 
 from collections.abc import AsyncIterator
 from typing import Any

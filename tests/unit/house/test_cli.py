@@ -1,4 +1,4 @@
-"""The console command: what it prints, how it exits, and that misuse starts nothing."""
+"""The console command: its output, its exit codes, and that misuse starts nothing."""
 
 import errno
 import json
@@ -141,7 +141,7 @@ def test_tasks_come_from_git_and_from_a_registry_too(tmp_path: Path, refusing: s
     registry = tmp_path / "registry.json"
     registry.write_text(json.dumps([{"name": "org/few", "version": "1.0", "description": "d", "tasks": [listed]}]))
     source = f"git+file://{repository}@{commit}#tasks/other"
-    # Harbor's cache of what it fetched lies in the home directory.
+    # Harbor's cache of downloads lies in the home directory.
     done = run(
         *("check", here, "--task", source, "--task", "org/few@1.0"),
         *("--registry-path", registry, "--env", refusing, "--json"),

@@ -76,7 +76,7 @@ def blocks(language: str) -> list[Any]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of every command line in a text, without what follows a # and with broken lines joined."""
+    """Yield the words of every command line in a text, without comments and with broken lines joined."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words and "=" in words[0]:

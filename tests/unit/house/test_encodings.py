@@ -1,6 +1,6 @@
-"""Text is UTF-8 whatever the locale is, and programs get an environment without Python's paths.
+"""Text is UTF-8 in any locale, and programs get an environment without Python's paths.
 
-Ruff's PLW1514 sees the same of files, where it knows that what opens one is a path.
+Ruff's PLW1514 finds the same calls on files, where it knows that the receiver is a path.
 """
 
 import ast
@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.paths import ROOT
 
-# Whose own environment has two variables.
+# The program's own environment has two variables.
 SUPERVISOR = ROOT / "harbor_gym/sandboxes/supervisor/program"
 SOURCES = sorted(file for folder in ("harbor_gym", "recipes") for file in (ROOT / folder).rglob("*.py"))
 OPENS_TEXT = ("read_text", "write_text")

@@ -1,4 +1,4 @@
-"""Command lines made from configuration objects: every field has its flag, and what is typed arrives unchanged."""
+"""Command lines made from configuration objects: every field has its flag, and each value arrives unchanged."""
 
 import contextlib
 from pathlib import Path, PurePosixPath
@@ -53,11 +53,11 @@ GIVEN = {
     "terminal-keys": ("harbor", "harbor"),
     "terminal-transport": ("portable", "portable"),
 }
-"""Flag of an episode's settings → what is typed, and what the configuration holds then."""
+"""Flag of an episode's settings → the typed value, and the configuration's value then."""
 
 
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> TrainConfig:
-    """Return what train.py would train."""
+    """Return the configuration that train.py would train."""
     seen: list[TrainConfig] = []
 
     def keep(config: TrainConfig) -> Path:

@@ -1,5 +1,5 @@
 """Frameworks stay in their adapters, the supervisor imports the standard library only, and ``import harbor_gym`` stays
-light. What the rooms of the package may import of each other is in .importlinter.
+light. The layers of the package, and their imports of each other, are in .importlinter.
 """
 
 import ast
@@ -18,9 +18,9 @@ from tests.helpers.paths import ROOT
 PACKAGE = ROOT / "harbor_gym"
 SUPERVISOR = PACKAGE / "sandboxes" / "supervisor" / "program"
 TREES = PACKAGE / "sandboxes" / "archive" / "trees"
-"""With the supervisor's folder, what runs without the package."""
+"""With the supervisor's folder, the files that run without the package."""
 
-# Who may import what from outside; everything that is not listed is free.
+# The modules that may import a package from outside; every package that is not listed is free.
 OWNERS = {
     "aiohttp": {"embedded", "gateway", "samplers"},
     "harbor.trial": {"adapters.harbor", "episode", "checking", "bench", "gateway"},
@@ -118,7 +118,7 @@ def test_importing_is_light(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-# Where the package that is imported has another name than what is installed.
+# Where the imported package has another name than the installed one.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "yaml": "pyyaml",
@@ -130,7 +130,7 @@ _DISTRIBUTIONS = {
 
 
 def distributions(lines: Iterable[str]) -> set[str]:
-    """Return the names of what requirement lines declare."""
+    """Return the packages that requirement lines declare."""
     return {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in lines}
 
 
@@ -147,7 +147,7 @@ def test_what_is_imported_is_declared() -> None:
     declared = distributions([*project["dependencies"], *engine, *(line for extra in extras for line in extra)])
     apart = [file for file in FILES if file.is_relative_to(SUPERVISOR) or file.is_relative_to(TREES)]
     third_party = imported_distributions(file for file in FILES if file not in apart)
-    # With tinker-cookbook; with harbor, two; in a sandbox's own Python; what runs the plugin; with transformers; ours;
+    # With tinker-cookbook; with harbor, two; in a sandbox's own Python; runs the plugin; with transformers; ours;
     # for type checkers, which have it.
     elsewhere = {"chz", "dotenv", "jupyter_client", "litellm", "pytest", "safetensors", "trees", "typing_extensions"}
     assert third_party - declared - elsewhere - {"harbor_gym", "harbor_gym_console"} == set()

@@ -1,4 +1,4 @@
-"""Every command that takes a path to read says of a wrong one what is wrong, on what, and what to do, in one line."""
+"""Every command that takes a path to read says of a wrong one the mistake, the path, and the remedy, in one line."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ WRITTEN = {
     "--log-path",
     "--recording-path",
 }
-"""What a command makes or writes to; test_cli has the places that can't be written."""
+"""Paths that a command makes or writes to; test_cli has those that can't be written."""
 
 REST: dict[tuple[str, str], tuple[str, ...]] = {
     ("train", "--registry-path"): ("--task", "a@1"),
@@ -32,7 +32,7 @@ REST: dict[tuple[str, str], tuple[str, ...]] = {
     ("eval", "--run"): ("task:devops_task",),
     ("nemo-gym-init", "--tasks"): ("{path}-made",),
 }
-"""What a command needs besides."""
+"""A command's other arguments."""
 
 ALLOWED = {("view", "folder"), ("nemo-gym-failures", "empty")}
 """A run that has written nothing yet is an empty folder or file: its page waits."""

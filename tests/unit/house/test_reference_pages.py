@@ -1,4 +1,4 @@
-"""The reference pages hold what the code has, and nothing else."""
+"""The reference pages have every name of the code, and nothing else."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from tests.helpers.paths import ROOT
 
 PACKAGE = ROOT / "harbor_gym"
 OF_TESTS = {"HARBOR_GYM_CHECK_SECRET"}
-"""What ``check-sandbox`` sets itself, to see that no sandbox has it."""
+"""Names that ``check-sandbox`` sets itself, to see that no sandbox has them."""
 
 
 def first_column(page: str, title: str) -> list[str]:

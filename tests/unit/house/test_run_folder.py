@@ -1,4 +1,4 @@
-"""A run's folder: what may be deleted, that it has every flag, and which line names a changed one."""
+"""A run's folder: the files that may be deleted, every flag in it, and the line that names a changed one."""
 
 import asyncio
 import json

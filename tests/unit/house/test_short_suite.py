@@ -1,4 +1,4 @@
-"""``make test`` runs what tests/short.txt lists: each entry exists, and none is marked as slow, which it leaves out."""
+"""``make test`` runs the list in tests/short.txt: each entry exists, and none is marked as slow."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""The server's configuration: its command line, its token, and what is refused before anything starts."""
+"""The server's configuration: its command line, its token, and the refusals before anything starts."""
 
 import logging
 import socket

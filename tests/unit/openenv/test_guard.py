@@ -1,4 +1,4 @@
-"""The guard by itself, around applications of a few lines: who enters, how much, how long, and what is cancelled."""
+"""The guard by itself, around applications of a few lines: admission, sizes, times, and cancellations."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def guard(
 
 
 class Client:
-    """One connection: what it sends, and what comes back."""
+    """One connection: its messages, and the answers."""
 
     def __init__(self, *messages: dict[str, Any]) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -80,7 +80,7 @@ CONNECT, GONE = {"type": "websocket.connect"}, {"type": "websocket.disconnect", 
 
 
 class Echo:
-    """An application that records what reaches it."""
+    """An application that records its messages."""
 
     def __init__(self) -> None:
         self.received: list[Any] = []

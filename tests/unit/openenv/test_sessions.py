@@ -1,4 +1,4 @@
-"""Traces and sessions for a trainer: what OpenEnv's validators accept, and which failures end a training."""
+"""Traces and sessions for a trainer: OpenEnv's validators accept them, and some failures end a training."""
 
 import functools
 import pickle

@@ -1,4 +1,4 @@
-"""The page on performance shows the report that lies beside it, and what machine it is of."""
+"""The page on performance shows the report that lies beside it, and names the machine."""
 
 import json
 import re

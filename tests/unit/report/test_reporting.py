@@ -1,4 +1,4 @@
-"""What a run shows of itself: lines, curves, tables, and a page that nothing written in a terminal can take over."""
+"""A run's own output: lines, curves, tables, and a page that no text of a terminal can take over."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""What transitions are paid sums to the episode's reward, however the steps went and however it ended."""
+"""The pay of transitions sums to the episode's reward, after any steps and any end."""
 
 import math
 

@@ -36,7 +36,7 @@ class Recording:
 
 
 def asking(sampler: BatchSampler, number: int, times: int = 1, pause_sec: float = 0.0) -> Callable[[], Any]:
-    """A job that asks with its number, and returns what it got."""
+    """A job that asks with its number, and returns the answer."""
 
     async def job() -> list[int]:
         got: list[int] = []
@@ -196,7 +196,7 @@ def test_misuse_is_refused() -> None:
         nested.run([asking(nested, 0)])
     for wrong in ({"linger_sec": -1}, {"max_batch_size": 0}):
         with pytest.raises(UsageError, match="at least"):
-            BatchSampler(echo, **wrong)  # pyright: ignore[reportArgumentType]  # what a caller got wrong
+            BatchSampler(echo, **wrong)  # pyright: ignore[reportArgumentType]  # a caller's mistake
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -1,4 +1,4 @@
-"""A group closed at its size, and a batch's deadline: who counts, who is dropped, and that nobody is left behind."""
+"""A group closed at its size, and a batch's deadline: the episodes that count or are dropped, and none left behind."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The end of a program: its status, its last words, what it registered, and nothing of the interpreter's own end."""
+"""The end of a program: its status, its last words, its exit functions, and nothing of the interpreter's own end."""
 
 import signal
 import subprocess

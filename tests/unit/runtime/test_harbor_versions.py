@@ -1,4 +1,4 @@
-"""What Harbor asks of our sandbox classes, by its version."""
+"""Harbor's calls of our sandbox classes, by its version."""
 
 import importlib.util
 import json

@@ -125,7 +125,7 @@ print(owners.this_process().host)
 
 
 def host_of_a_process(boot: str = "") -> str:
-    """Return what a process of a machine without an id takes that for. Space is a boot without an id."""
+    """Return the id of a machine without one, as a process makes it. Space is a boot without an id."""
     command = [sys.executable, "-c", _WITHOUT_ID.format(boot=boot)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

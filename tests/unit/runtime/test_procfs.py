@@ -141,7 +141,7 @@ def test_the_directory_of_the_first_of_two_publishers_stays(tmp_path: Path) -> N
 
 def test_a_directory_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
-        publish(tmp_path / "place", None)  # pyright: ignore[reportArgumentType]  # what fails when half is made
+        publish(tmp_path / "place", None)  # pyright: ignore[reportArgumentType]  # it fails half-way
     assert list(tmp_path.iterdir()) == []
 
 

@@ -74,7 +74,7 @@ def header(name: str, *, size: int | bytes = 0, kind: bytes = b"0") -> bytes:
 
 
 def extended(content: bytes, name: str = "file", **options: int | bytes) -> bytes:
-    """Make an extended header and what follows it."""
+    """Make an extended header and the entry after it."""
     padding = bytes(-len(content) % 512)
     return header("pax", size=len(content), kind=b"x") + content + padding + header(name, **options)  # type: ignore[arg-type]
 

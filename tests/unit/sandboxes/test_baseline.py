@@ -9,7 +9,7 @@ from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
 from harbor_gym.episode.grading.cleanup import read_script
 
 _PLACE = ["unshare", *(USER_NAMESPACE if is_rootless() else []), "--fork", "--pid", "--mount-proc"]
-"""A process namespace of its own: what the script must not do is not to be tried on this machine's."""
+"""A process namespace of its own: a faulty script must not reach this machine's processes."""
 
 _TRY = """
 boot=$(cat /proc/sys/kernel/random/boot_id)

@@ -1,4 +1,4 @@
-"""The static program that local sandboxes start from: the compiled form is what its source gives."""
+"""The static program that local sandboxes start from: the compiled form is the one that its source gives."""
 
 import base64
 import os

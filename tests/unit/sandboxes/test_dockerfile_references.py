@@ -1,4 +1,4 @@
-"""Base images of a Dockerfile: what ARG, FROM … AS and COPY --from mean, to the letter."""
+"""Base images of a Dockerfile: the meaning of ARG, FROM … AS and COPY --from, to the letter."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What sandbox classes support beyond Harbor's: asked by protocol, in the form that its contract names."""
+"""The abilities of sandbox classes beyond Harbor's: asked by protocol, in the form that its contract names."""
 
 import ast
 import inspect

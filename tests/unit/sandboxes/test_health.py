@@ -1,4 +1,4 @@
-"""HEALTHCHECK: what an image's configuration declares, and when it is met or given up."""
+"""HEALTHCHECK: an image's declaration, and when it is met or given up."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Streams of commands whose owners were cancelled: nothing stays open."""
+"""Streams of commands after a cancellation of their owners: nothing stays open."""
 
 import asyncio
 import json

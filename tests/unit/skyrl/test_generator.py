@@ -1,4 +1,4 @@
-"""HarborTerminalGenerator: SkyRL's inputs in, its outputs out, and what it refuses."""
+"""HarborTerminalGenerator: SkyRL's inputs in, its outputs out, and its refusals."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -119,7 +119,7 @@ def test_a_row_at_the_live_mean_is_exact_where_nothing_counts_rows(estimator: st
     assert found.keys() == expected.keys()
     is_exact = found == pytest.approx(expected, abs=1e-6)
     assert is_exact == (estimator in EXACT_WITH_A_ROW)
-    # What is not exact is a common factor: no sign and no order changes.
+    # Only a common factor is not exact: no sign and no order changes.
     ratios = [found[name] / expected[name] for name in expected]
     assert ratios == pytest.approx([ratios[0]] * len(ratios), abs=1e-4)
 

@@ -48,7 +48,7 @@ class SomeAreLost(FakeEnvironment):
 
 
 class Tracker:
-    """Keeps what a trainer logs."""
+    """Keeps a trainer's logged values."""
 
     def __init__(self) -> None:
         self.logged: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ async def solve_or_not(prompt: Sequence[int]) -> Sample:
 
 @pytest.fixture(scope="module")
 def resource_trackers() -> None:
-    """Start what loaders of datasets and of torch start once for the life of the process."""
+    """Start the threads that loaders of datasets and of torch start once for the life of the process."""
     import multiprocess.resource_tracker
 
     multiprocess.resource_tracker.ensure_running()
@@ -142,7 +142,7 @@ async def test_the_fully_asynchronous_loop_runs_on_our_generator(suite: Path, tm
     engine, tracker = SamplerEngine(solve_or_not), Tracker()
     trainer: Any = RecordingSim(
         cfg=cfg,
-        tracker=tracker,  # pyright: ignore[reportArgumentType]  # what a trainer calls of it
+        tracker=tracker,  # pyright: ignore[reportArgumentType]  # it has the methods that a trainer calls
         tokenizer=experiment.tokenizer,
         train_dataset=dataset,
         inference_engine_client=engine,

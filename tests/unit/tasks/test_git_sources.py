@@ -12,7 +12,7 @@ from harbor_gym.tasks import GitSpec, resolve
 from harbor_gym.tasks.resolve import resolve_tasks
 
 COMMIT = "0123456789abcdef0123456789ABCDEF01234567"
-_commit_of = resolve._commit_of  # pyright: ignore[reportPrivateUsage]  # what follows it is Harbor's own fetching
+_commit_of = resolve._commit_of  # pyright: ignore[reportPrivateUsage]  # after it comes Harbor's own fetching
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def answer(asked: Path, script: str) -> None:
 
 
 def noted(asked: Path) -> list[str]:
-    """Return git's process, whether it might prompt, what it reads from, and its arguments; nothing if never called."""
+    """Return git's process, whether it might prompt, its input, and its arguments; nothing if never called."""
     return asked.read_text(encoding="utf-8").split() if asked.exists() else []
 
 

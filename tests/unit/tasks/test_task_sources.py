@@ -187,7 +187,7 @@ THEIR_WARNINGS = pytest.mark.filterwarnings("ignore:The '.*' parameter is deprec
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageRegistry]:
-    """What Harbor's client takes for its hosted registry; nobody is logged in there."""
+    """The address of Harbor's hosted registry to its client; nobody is logged in there."""
     monkeypatch.delenv("HARBOR_API_KEY", raising=False)
     monkeypatch.setattr("harbor.auth.credentials.read_stored_credentials", lambda: None)
     registry = PackageRegistry("acme")

@@ -1,4 +1,4 @@
-"""Observations: never over budget, both ends kept, an honest count of what is between them."""
+"""Observations: never over budget, both ends kept, an honest count of the lines between them."""
 
 import re
 
@@ -100,7 +100,7 @@ def test_lines_are_trimmed() -> None:
     assert trim_lines(["a  ", "", " b\t", "  ", ""]) == ["a", "", " b"]
 
 
-# --- what is new ------------------------------------------------------------------------------------------------------
+# --- new lines --------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(_LINE, max_size=30), st.lists(_LINE, min_size=1, max_size=30), st.integers(0, 5))

@@ -62,7 +62,7 @@ echo "$looks $kind"
 
 
 def ask(root: Path, script: str, processes: Sequence[Process], **settings: object) -> str:
-    """Return what a piece of the script prints in a fake tree."""
+    """Return the output of a piece of the script in a fake tree."""
     write_tree(root, processes)
     (root / "pts-1").touch()
     given: dict[str, object] = {
@@ -97,7 +97,7 @@ SERVER = Process(5, 1, Thread((EPOLL, 3, 0, 0, FOREVER)), name="tmux: server", f
 
 @dataclass(frozen=True)
 class Row:
-    """A tree, and what the script finds there."""
+    """A tree, and the script's findings there."""
 
     name: str
     tree: Sequence[Process]
@@ -111,7 +111,7 @@ class Row:
     idle: int = 400
     text: str = "text"
     prompt: str = ""
-    """What stood before the cursor when the keys were typed."""
+    """The text before the cursor when the keys were typed."""
 
     statement: str = ""
     """The line that the statement began on that the keys went on with."""
@@ -586,7 +586,7 @@ def test_a_statement_begins_on_the_line_above_those_that_go_on_with_it(
         ([shell(), program(SLEEP, 0)], {}, "on"),
         ([shell(), program(SELECT, 1, 0x1000, 0, 0, 0x2000)], {"MODES": _MODES["raw"]}, "on"),
         ([shell(), program(SELECT, 1, 0x1000, 0, 0, 0x2000)], {"FULL": 1}, "fullscreen"),
-        # What takes a look into memory is not done at once.
+        # A verdict that reads memory is not given at once.
         ([shell(), program(POLL, 0x1000, 1, FOREVER, memory={0x1000: [0, 1]})], {}, "on"),
         # The screen still has to show the terminal's own answer.
         ([shell(), program(READ, 0)], {"UNTYPED": "0 0 4 0 0\ntext"}, "on"),

@@ -15,7 +15,7 @@ FILES = 200
 
 @pytest.fixture(autouse=True)
 def threads_take_turns_often() -> Iterator[None]:
-    """What two threads do at once is interleaved, on a quiet machine too."""
+    """The work of two threads at once is interleaved, on a quiet machine too."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

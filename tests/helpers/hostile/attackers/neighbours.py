@@ -1,7 +1,7 @@
 # pyright: basic
 """Reaches for processes with given marks among their words, as root and as the users that root can become.
 
-Prints, or with --watch DIRECTORY writes each time, mark -> what it could open: "IDENTITY PATH".
+Prints, or with --watch DIRECTORY writes each time, mark -> each file that it could open: "IDENTITY PATH".
 """
 
 import ctypes
@@ -16,7 +16,7 @@ libc = ctypes.CDLL(None)
 
 
 def become(uid, keeps):
-    """Become a user, with or without what root may do."""
+    """Become a user, with or without root's capabilities."""
     os.setgroups([])
     libc.prctl(8, int(keeps), 0, 0, 0)
     os.setresgid(uid, uid, uid)

@@ -1,6 +1,6 @@
 #!/proc/self/exe
 # pyright: basic
-# Executed by whatever started this file. If that is a Python, it reports what it can do to its own program.
+# The interpreter is the program that started this file. A Python reports its rights on its own program.
 import posix as os
 
 done = {}

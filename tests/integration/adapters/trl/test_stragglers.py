@@ -1,4 +1,4 @@
-"""Groups closed at their size and a batch's deadline, in what TRL's trainers are given."""
+"""Groups closed at their size and a batch's deadline, in the rollouts of TRL's trainers."""
 
 import asyncio
 import time
@@ -61,7 +61,7 @@ def make_spec(suite: Path, stragglers: Stragglers | None, *, agent: str = "termi
 
 
 class Trainer(SimpleNamespace):
-    """What ``rollout_func`` takes of a GRPOTrainer, with a policy that solves the task."""
+    """The parts of a GRPOTrainer that ``rollout_func`` uses, with a policy that solves the task."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""The rollout worker of AsyncGRPO without a trainer: its process, its end, and what it does when everything is lost."""
+"""The rollout worker of AsyncGRPO without a trainer: its process, its end, and the loss of every episode."""
 
 import asyncio
 import os

@@ -54,7 +54,7 @@ def run(text: str, changes: dict[str, str], names: dict[str, Any]) -> Any:
 
 
 def on_cpu(folder: Path, **settings: Any) -> dict[str, Any]:
-    """Return what a configuration needs where there is no GPU, and an end after one step."""
+    """Return the settings of a configuration without a GPU, and an end after one step."""
     return {
         "output_dir": str(folder / "out"),
         "max_steps": 1,

@@ -127,7 +127,7 @@ def test_the_ratio_is_one_where_no_update_came_between(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
     assert len(rewards) == len(rows) == 3
     assert all(0 <= reward <= 1 for reward in rewards)
-    # accelerate reads one batch ahead: the second one was sampled before the first update, whatever its staleness is.
+    # accelerate reads one batch ahead: the second one was sampled before the first update, at any staleness.
     assert abs(rows[0]["ratio"] - 1) < 1e-3
     assert abs(rows[0]["kl"]) < 1e-5
     assert all(row["sample/staleness_max"] == 0 for row in rows)
@@ -165,8 +165,8 @@ def test_trls_own_worker_takes_the_async_factory(
 ) -> None:
     # It asks for the package, and speaks to the server alone.
     monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
-    # At the end it plays to their end what it has begun, and is killed after 20 seconds.
-    # What is sampled is chance: small steps keep the names of tools readable, and four of them hardly lack a reward.
+    # At the end it plays its running episodes to their end, and is killed after 20 seconds.
+    # Samples are chance: small steps keep the names of tools readable, and four of them hardly lack a reward.
     own: dict[str, Any] = {"max_steps": 4, "learning_rate": 0.02, "max_inflight_tasks": 2, "max_staleness": 4}
     args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, **own)
     task = write_letter_task(tmp_path / "task")

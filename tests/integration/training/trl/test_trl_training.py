@@ -54,7 +54,7 @@ def letter_task(tmp_path: Path) -> Path:
 
 
 def train(spec: HarborSpec, policy: tuple[str, Any, Any], out: Path, *, steps: int = 1) -> Any:
-    """Train and return the trainer, and what the reward function returned."""
+    """Train and return the trainer, and the reward function's results."""
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 

@@ -202,7 +202,7 @@ REFUSALS = {
     "openai's key": (500, '{"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}'),
     "openai's model": (500, '{"error": {"message": "The model x does not exist", "code": "model_not_found"}}'),
 }
-"""What an engine behind the model server answers: the server's status, and the engine's body in the server's words."""
+"""The error of an engine behind the model server: the server's status, and the engine's body in its words."""
 
 
 @pytest.mark.parametrize("name", REFUSALS)

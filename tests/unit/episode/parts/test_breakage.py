@@ -1,4 +1,4 @@
-"""Who broke a sandbox that gives no verdict: what the probe finds, by a real shell on this machine."""
+"""The culprit of a sandbox that gives no verdict: the probe's findings, by a real shell on this machine."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ TERMINAL_LOST = "the processes of its terminal were stopped or killed"
 
 
 class Shell(HostShell):
-    """Runs a sandbox's commands on this machine, or answers or raises what it is given."""
+    """Runs a sandbox's commands on this machine, or answers or raises as it is told."""
 
     def __init__(self, answer: str | None = None, error: Exception | None = None) -> None:
         super().__init__()

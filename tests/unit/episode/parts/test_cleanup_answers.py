@@ -157,7 +157,7 @@ async def test_a_sandbox_that_stops_by_itself_is_given_what_to_spare() -> None:
     assert 0 < arguments["grace_sec"] < arguments["deadline_sec"]
 
 
-# -- what grading needs --------------------------------------------------------------------------------------------
+# -- the preconditions of grading ----------------------------------------------------------------------------------
 
 
 async def test_what_grading_needs_is_made_again_or_the_policy_broke_it() -> None:

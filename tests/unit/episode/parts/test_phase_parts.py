@@ -1,4 +1,4 @@
-"""What an episode's phase is made of, without a sandbox: skills, side commands, setup, words for a failed step."""
+"""The parts of an episode's phase, without a sandbox: skills, side commands, setup, words for a failed step."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def test_resources_are_listed_in_the_instruction() -> None:
 
 
 class Noting(FakeEnvironment):
-    """A fake that notes what it is asked to run."""
+    """A fake that notes its commands."""
 
     noted: ClassVar[list[str]] = []
 

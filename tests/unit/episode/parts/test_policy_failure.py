@@ -1,4 +1,4 @@
-"""Whose failure a missing verdict is: the table of :mod:`harbor_gym.episode.failures`, row by row."""
+"""The owner of a missing verdict: the table of :mod:`harbor_gym.episode.failures`, row by row."""
 
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace

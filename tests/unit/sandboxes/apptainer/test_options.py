@@ -1,4 +1,4 @@
-"""Options of Apptainer sandboxes: what is refused and how, and how images are named."""
+"""Options of Apptainer sandboxes: the refusals and their texts, and the names of images."""
 
 from pathlib import Path
 from typing import Any

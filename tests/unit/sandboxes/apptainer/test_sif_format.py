@@ -1,4 +1,4 @@
-"""SIF files: where the root file system lies, what the image's configuration contains, and that others are refused."""
+"""SIF files: the place of the root file system, the image's configuration, and that others are refused."""
 
 import json
 import lzma
