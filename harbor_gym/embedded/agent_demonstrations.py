@@ -1,7 +1,7 @@
 """A demonstrator behind the gateway, as the model of one of Harbor's agents.
 
 The gateway writes the agent's conversations with a codec whose tokens are code points: each message of the chat is one
-line of JSON. What its session records is therefore the chat itself, message by message as a policy's codec gets it in
+line of JSON. The record of its session is therefore the chat itself, message by message as a policy's codec gets it in
 training: tools declared, calls and results written as text.
 """
 
@@ -44,7 +44,7 @@ class ChatLines:
 async def play_with_agent(
     config: TerminalEnvConfig, agent: "AgentConfig | str", demonstrator: Demonstrator
 ) -> Demonstration:
-    """Play one episode in which an agent types what the demonstrator answers.
+    """Play one episode in which an agent types the demonstrator's answers.
 
     Args:
         config: The task, the sandbox, and :data:`harbor_gym.config.FIELDS_WITH_AGENT`.

@@ -1,7 +1,7 @@
 """Demonstrations for warm-starting a tiny policy: a scripted demonstrator plays a task in the real environment.
 
-It plays in our own loop, or behind the gateway as the model of one of Harbor's agents. Either way a conversation holds
-the messages that a policy in the demonstrator's place is shown and trained on.
+It plays in our own loop, or behind the gateway as the model of one of Harbor's agents. In both cases a conversation has
+the messages that a policy in the demonstrator's place sees and learns.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ async def play_demonstrations(
     Args:
         task_dir: A Harbor task directory with ``demonstrations/moves.json``.
         sandbox: As ``TerminalEnvConfig.sandbox``.
-        agent: An agent of Harbor's that types the moves; it must read terminus-json-plain, as Terminus-2 does. None
+        agent: One of Harbor's agents, which types the moves; it must read terminus-json-plain, as Terminus-2 does. None
             plays in our own loop.
-        episodes: How many to play.
-        seed: Of the demonstrator's choices.
+        episodes: Number of episodes.
+        seed: Seed of the demonstrator's choices.
         concurrency: Sandboxes at once.
         progress: Called after each episode with the number finished and the number asked for.
 

@@ -43,7 +43,7 @@ class Move(_Model):
     """One message that the demonstrator may write."""
 
     kind: Literal["good", "dawdle", "mistake"]
-    """What it is to a person; it decides nothing."""
+    """A person's judgement of it; it decides nothing."""
 
     weight: float = Field(gt=0)
     """Relative to the other moves of the stage."""
@@ -52,7 +52,7 @@ class Move(_Model):
     plan: str
 
     keystrokes: str | None = None
-    """What to type. None declares the task complete."""
+    """The keys to type. None declares the task complete."""
 
     next: str | None = None
     """The stage that follows if no stage recognises the observation. None: the same stage again."""
@@ -110,7 +110,7 @@ class Demonstration:
 
 
 class Demonstrator:
-    """Plays a script by what it sees: the newest observation and its own last move.
+    """Plays a script by the newest observation and its own last move.
 
     Args:
         script: The stages and their moves.

@@ -29,7 +29,7 @@ _LONGEST_TOKEN = 48
 """Bytes of the longest token. Whole phrases become tokens: a turn then costs tens of tokens instead of a hundred, so
 sampling and training cost a fraction, and there are few places where a sampled message can leave the format."""
 _PIECES = (
-    r'(?:(?:\\n)?[\[\]{},"]*"[a-z_]+":[\[{]*)+"?'  # what surrounds the values of a JSON message
+    r'(?:(?:\\n)?[\[\]{},"]*"[a-z_]+":[\[{]*)+"?'  # the text around the values of a JSON message
     r"|[0-9]{1,3}"
     r"|\n+"
     r'|["\\]'
@@ -142,7 +142,7 @@ def save_policy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out
 
 @contextlib.contextmanager
 def training_stack() -> Generator[None]:
-    """Import what the embedded backend is built from: a package that is not there becomes one clear line.
+    """Import the packages of the embedded backend; a missing one becomes one clear line.
 
     Raises:
         MissingDependencyError: A package of the extras is not installed. A broken one keeps its own error.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLICY_FORMAT = 2
-"""Version of what a warm start makes of the same input. Raise it with every change to the model, the tokens or the
+"""Version of a warm start's result from the same input. Raise it with every change to the model, the tokens or the
 training, so that no older cached policy is taken for the new one."""
 
 RECORD_NAME = "warm_start.json"
@@ -105,7 +105,7 @@ def warm_start(
         renderer_name: See :attr:`WarmStartSettings.renderer_name`.
         seed: See :attr:`WarmStartSettings.seed`.
         steps: See :attr:`WarmStartSettings.steps`.
-        progress: Called after each step, in this thread. What it raises ends the training and leaves nothing behind.
+        progress: Called after each step, in this thread. Its exception ends the training and leaves nothing behind.
 
     Raises:
         UsageError: There is nothing to learn from, a conversation can't be rendered, or the policy's directory is there
@@ -241,7 +241,7 @@ def _optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.opt
 
 
 def _losses(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch.Tensor:
-    """Return the loss on each token of the policy's, computing what all conversations begin with only once."""
+    """Return the loss on each token of the policy's, computing the common beginning of all conversations only once."""
     import torch
     from transformers import DynamicCache
 
@@ -264,7 +264,7 @@ def _losses(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch
 
 
 def _shared_prefix(rows: Sequence[Row]) -> int:
-    """Return how many tokens all rows begin with, short of the last one before the first answer."""
+    """Return the length in tokens of the rows' common beginning, short of the last one before the first answer."""
     first = rows[0].tokens
     limit = min(row.learnt.index(True) for row in rows) - 1
     for position in range(limit):
