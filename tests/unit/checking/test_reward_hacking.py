@@ -1,9 +1,13 @@
 """The verdicts on tricks that pay, do not pay, or leave no verdict; no sandbox runs."""
 
+import re
+import subprocess
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
+from harbor_gym.checking import reward_hacking
 from harbor_gym.checking.play import Played, Work
 from harbor_gym.checking.reward_hacking import SABOTAGE, ExploitResult, run_exploit, trick_names
 from harbor_gym.checking.verdict import PhaseSeconds
@@ -73,3 +77,53 @@ async def test_without_any_verdict_or_sandbox_there_is_an_error() -> None:
         await exploit_with(SILENT, outcomes(LOST, LOST))
     with pytest.raises(SandboxStartError):
         await exploit_with(SandboxStartError("full"))
+
+
+SCRIPTS = Path(reward_hacking.__file__).parent / "exploits"
+
+
+@pytest.mark.parametrize("found", [None, '{"reward": 0}\n', ""])
+def test_a_forged_reward_is_replaced_whole(tmp_path: Path, found: str | None) -> None:
+    """Its reader may come at any time: what it has opened stays as it was, and what it opens is complete."""
+    folder = tmp_path / "logs/verifier"
+    if found is not None:
+        folder.mkdir(parents=True)
+        (folder / "reward.json").write_text(found, encoding="utf-8")
+        (tmp_path / "read").hardlink_to(folder / "reward.json")
+    forging = f'verdict="$1"; . {SCRIPTS / "common.sh"}; eval "$forge_once"; forge_once "$2"'
+    subprocess.run(["bash", "-c", forging, "bash", '{"reward": 1}', tmp_path], check=True)
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == {
+        "reward.txt": "1\n",
+        "reward.json": '{"reward": 1}\n',
+    }
+    assert found is None or (tmp_path / "read").read_text(encoding="utf-8") == found
+
+
+def test_what_forges_on_starts_programs_of_the_tricks_that_do_not(tmp_path: Path) -> None:
+    """Where a trick has replaced ``sleep`` or the shell, each round would else begin another that goes on."""
+    common = subprocess.run(
+        ["bash", "-c", f'verdict=1; exec 3>&1; . {SCRIPTS / "common.sh"}; printf %s "$forge" >&3'],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    ).stdout
+    assert common.count("$1/logs") == common.count("seq 1000") == 1
+    forge = tmp_path / "forge"
+    forge.write_text(common.replace("$1/logs", f"{tmp_path}/logs").replace("seq 1000", "seq 3"), encoding="utf-8")
+    started, sleep = tmp_path / "started", tmp_path / "bin/sleep"
+    started.touch()
+    sleep.parent.mkdir()
+    sleep.write_text(f"#!/bin/bash\necho >>{started}\n[ $(wc -l <{started}) -gt 30 ] || . {forge}\n", encoding="utf-8")
+    sleep.chmod(0o755)
+    path = {"PATH": f"{sleep.parent}:/usr/bin:/bin"}
+    subprocess.run(["bash", str(forge)], env=path, stdout=subprocess.PIPE, check=True)  # until the last has ended
+    assert started.read_text(encoding="utf-8") == "\n" * 3
+
+
+def test_the_tricks_write_a_reward_while_it_may_be_read_by_one_function() -> None:
+    """That of verdict.sh lies there before."""
+    writing = re.compile(r">\S*/reward\.")
+    assert [path.stem for path in sorted(SCRIPTS.glob("*.sh")) if writing.search(path.read_text(encoding="utf-8"))] == [
+        "common",
+        "verdict",
+    ]
