@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym._runtime.owners import owner_label
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.labels import OWNER_LABEL
+from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM
 from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
@@ -114,6 +117,14 @@ def children(of: int, name: str | None = None) -> list[int]:
     return named + [found for pid in pids if pid not in named for found in children(pid, name)]
 
 
+def command_line(pid: int) -> str:
+    """Return a process's arguments; nothing once it ends."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
 def orphans() -> list[int]:
     """Return the sandboxes' first processes that the machine's first process inherited."""
     return [pid for pid in children(1) if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "init"]
@@ -127,6 +138,35 @@ async def test_a_sandbox_killed_while_it_starts_leaves_nothing(tmp_path: Path) -
     before = set(orphans())
     killed = [await kill_half_started(tmp_path) for _ in range(30)]
     assert sum(killed) >= 3, "too few were killed in time to show anything"
+    assert set(orphans()) <= before
+
+
+async def kill_half_ended(directory: Path) -> bool:
+    """Stop a sandbox and kill its supervisor once that has killed the network's process; return whether in time."""
+    sandbox = make_sandbox(directory, network_policy=NetworkPolicy(network_mode=NetworkMode.PUBLIC))
+    async with running(sandbox):
+        (supervisor,) = (pid for pid in children(forkserver_pid()) if children(pid, NETWORK_PROGRAM))
+        (network,) = children(supervisor, NETWORK_PROGRAM)
+        ending = asyncio.create_task(sandbox.stop(delete=True))
+        while command_line(network):  # noqa: ASYNC110  # a process's beginning end sends no event
+            await asyncio.sleep(0)
+        is_alive = supervisor in children(forkserver_pid())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGKILL)
+        await ending
+        return is_alive
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_supervisor_killed_while_it_ends_leaves_nothing(tmp_path: Path) -> None:
+    require_engine("local")
+    before = set(orphans())
+    killed = 0
+    async with asyncio.timeout(PATIENCE_SEC):
+        while killed < 5:
+            killed += await kill_half_ended(tmp_path)
+    assert groups_of([owner_label()]) == []
     assert set(orphans()) <= before
 
 
@@ -182,13 +222,7 @@ def nothing_runs_of(owner: int) -> None:
 
 
 def command_lines() -> list[str]:
-    found: list[str] = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_text())
-        except OSError:
-            continue
-    return found
+    return [command_line(int(path.name)) for path in Path("/proc").glob("[0-9]*")]
 
 
 class _Cut:

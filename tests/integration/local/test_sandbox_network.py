@@ -16,15 +16,18 @@ from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
 
 from harbor_gym._runtime import rootless
+from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxLostError, SandboxStartError, UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.local import client, options
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, own_addresses
+from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 from tests.helpers.hostile import first_words
 from tests.helpers.hostile.first_words import DEVICES, PUBLIC, network_processes
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import eventually
 from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 from tests.helpers.tasks import write_task
@@ -119,7 +122,6 @@ async def test_who_names_a_device_reaches_no_further(tmp_path: Path) -> None:
         async with running(make_sandbox(tmp_path / "closed", network_policy=PUBLIC)) as sandbox:
             await first_words.send_by_device(sandbox, here, echo.port)
         assert echo.heard == []
-    assert network_processes() == []
 
 
 @pytest.mark.slow
@@ -209,8 +211,11 @@ async def test_the_network_process_is_unseen_inside_and_dies_with_the_sandbox(tm
             await waiting
     async with running(make_sandbox(tmp_path, network_policy=PUBLIC, private_network=True)) as sandbox:
         await first_words.connect(sandbox, greeter)
-        assert len(network_processes()) == 1
-    assert network_processes() == []
+        await eventually(lambda: len(network_processes()) == 1)  # the first one's end takes the kernel 20 ms
+        (process,) = network_processes()
+    ending = read_stat(process)
+    assert ending is None or ending.parent == forkserver_pid(), "a process that collects none may get it"
+    await eventually(lambda: read_stat(process) is None)
 
 
 async def test_a_network_that_does_not_start_is_the_machines_failure(

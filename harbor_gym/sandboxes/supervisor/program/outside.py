@@ -61,13 +61,16 @@ def _serve(control: socket.socket, become: Become, supervisor: int, *, is_for_on
     low, high = control.fileno(), os.sysconf("SC_OPEN_MAX")
     os.closerange(3, low)
     os.closerange(low + 1, high)
-    running = 0
+    running, own = 0, os.getpid()
     while True:
         message, handles = _receive(control)
         if message == _START:
             running = 0 if is_for_one else os.fork()
             if running == 0:
-                become(handles)
+                prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                if own in (os.getpid(), os.getppid()):  # else the parent was killed before
+                    become(handles)
+                return
             signal.signal(signal.SIGCHLD, lambda _number, _frame: os._exit(0))
             for handle in handles:
                 os.close(handle)

@@ -343,17 +343,21 @@ class _Supervisor:
         return is_exiting(self.init)
 
     def tear_down(self) -> None:
-        """Kill PID 1, which takes every process of its namespace along, and wait until all are gone."""
+        """Kill PID 1, which takes every process of its namespace along, and wait until all are gone.
+
+        The network is killed, too; the forkserver collects its processes.
+        """
+        self.network.leave()
         with contextlib.suppress(OSError):
             if self.init_pidfd >= 0:
                 signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
             elif self.namespace_build is not None:
                 self.namespace_build.kill()
                 os.close(self.namespace_build.keep_alive)
-        self.network.leave()
         with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-1, 0)
+            # PID 1 is the last of its namespace to end, once its others are collected.
+            while os.waitpid(-1, 0)[0] != self.init:
+                pass
         if self.loss:
             self.reply(lost=self.loss, kind=self.loss_kind)
         self.cgroups.remove()
