@@ -16,7 +16,7 @@ from harbor.environments.base import BaseEnvironment
 
 from harbor_gym.sandboxes.extensions import SupportsIsUp
 
-_PROBE_TIMEOUT_SEC = 10
+_PROBE_TIMEOUT_SEC = 30
 _PROBE = ": does it still answer\n"
 _ROOT = (None, "root", "0", 0)
 _DEAD_OR_STOPPED = frozenset("ZXTt")
