@@ -99,6 +99,7 @@ class SupervisedSandbox(RunningSandbox):
         self._target: Target | None = None
         self._process_limits: tuple[int | None, int | None] = (None, None)
         self._view: int | None = None
+        self._is_copy = False
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -155,6 +156,7 @@ class SupervisedSandbox(RunningSandbox):
             is_copy=copied is not None,
         )
         if copied is not None:
+            self._is_copy = True
             self._send_spec({}, {"ids": copied.ids}, [copied.memory])
         await shielded(self._start_supervisor(to_json(config)))
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
@@ -428,8 +430,8 @@ class SupervisedSandbox(RunningSandbox):
         raise SandboxError(f"the local sandbox can't be cleaned up ({work}): {answer['error']}")
 
     async def _clean_up_once(self, work: str, arguments: Mapping[str, Any], timeout_sec: float) -> dict[str, Any]:
-        details = {"work": work, "arguments": dict(arguments)}
-        return await self._ask_in_time({"op": "cleanup"}, details, timeout_sec, f"it was cleaned up ({work})")
+        message = {"op": "cleanup", "work": work, "is_untouched": not self.commands and not self._is_copy}
+        return await self._ask_in_time(message, arguments, timeout_sec, f"it was cleaned up ({work})")
 
     async def _ask_in_time(
         self, message: Mapping[str, Any], details: Mapping[str, Any], timeout_sec: float, what: str, *handles: int

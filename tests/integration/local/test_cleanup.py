@@ -5,6 +5,7 @@ Every sandbox of another kind has the script alone. Both are held against the sa
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from harbor_gym.episode.grading import cleanup
+from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.terminal import Leftovers
@@ -158,6 +160,54 @@ async def test_a_sandbox_without_processes_is_stopped_once_until_a_command_runs_
     assert (await cleanup.stop_processes(sandbox, baseline)).processes == 1
 
 
+def _children(sandbox: LocalEnvironment) -> set[str]:
+    supervisor = sandbox._running()._process.pid  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+    return set(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text(encoding="utf-8").split())
+
+
+async def test_what_follows_the_stop_is_done_by_one_child_which_is_gone_before_a_program_runs(
+    sandbox: LocalEnvironment,
+) -> None:
+    own = _children(sandbox)
+    baseline = await cleanup.take_baseline(sandbox)
+    await output(sandbox, "mkdir -p /closed/below; chown 1234 /closed; chmod 700 /closed")
+    assert _children(sandbox) == own
+    await cleanup.stop_processes(sandbox, baseline)
+    (child,) = _children(sandbox) - own
+    assert await sandbox.is_dir("/closed/below", user="1234:1234")
+    assert not await sandbox.is_dir("/closed/below", user="1235:1235")
+    await cleanup.open_grading(sandbox, baseline)
+    assert (await sandbox.ensure_dirs(["/closed/below/made"])).return_code == 0  # pyright: ignore[reportOptionalMemberAccess]
+    await sandbox.enter_verifier_view([PurePosixPath("/srv")])
+    assert not await sandbox.is_dir("/closed")
+    await sandbox.leave_verifier_view()
+    assert await sandbox.is_dir("/closed")
+    with pytest.raises(SandboxError, match="nobody-here"):
+        await sandbox.is_dir("/closed", user="nobody-here")
+    assert child not in _children(sandbox)
+    await cleanup.stop_processes(sandbox, await cleanup.take_baseline(sandbox))
+    await cleanup.reset_verifier_dirs(sandbox, cleanup.VerifierDirsReset((_OUTPUT, _TESTS), ""))
+    assert _children(sandbox) == own
+    owners = "stat -c '%u %g %a' /logs/verifier /tests /closed/below/made"
+    assert (await output(sandbox, owners)).splitlines() == ["0 0 777", "0 0 755", "0 0 777"]
+    await cleanup.stop_processes(sandbox, baseline)
+    assert len(_children(sandbox) - own) == 1
+    assert await processes(sandbox) == []
+    assert _children(sandbox) == own
+
+
+async def test_a_child_that_is_killed_while_it_waits_for_more_is_replaced(sandbox: LocalEnvironment) -> None:
+    own = _children(sandbox)
+    baseline = await cleanup.take_baseline(sandbox)
+    await output(sandbox, "true")
+    await cleanup.stop_processes(sandbox, baseline)
+    (child,) = _children(sandbox) - own
+    os.kill(int(child), signal.SIGKILL)
+    assert await sandbox.is_dir("/tmp")
+    await cleanup.reset_verifier_dirs(sandbox, cleanup.VerifierDirsReset((_OUTPUT, _TESTS), ""))
+    assert _children(sandbox) == own
+
+
 _DEEP = "import os; os.chdir('/tests'); [(os.mkdir('d'), os.mkdir('e'), os.chdir('d')) for _ in range(500)]"
 _PLANTS = {
     "files": "echo 1 > /logs/verifier/reward.txt; touch /tests/.hidden",
@@ -203,6 +253,7 @@ ctypes.CDLL(None).syscall(60, 0)
 _RELAY = """
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 while os.fork() == 0:

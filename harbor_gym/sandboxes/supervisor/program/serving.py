@@ -32,7 +32,15 @@ from children import Children
 from grading import cleanup, merging, view
 from grading.view import FilesOfView, View, ViewError
 from kernel import cgroups, programs, system_calls
-from kernel.calls import PR_SET_CHILD_SUBREAPER, MemoryKills, harden_self, memory_directory, prctl, return_free_memory
+from kernel.calls import (
+    PR_SET_CHILD_SUBREAPER,
+    MemoryKills,
+    harden_self,
+    memory_directory,
+    prctl,
+    return_free_memory,
+    use_own_files,
+)
 from kernel.ids import Ids, UnknownIdError
 from kernel.procfs import is_exiting, start_time
 from messages import NAMESPACES, CommandSpec, MessageError, SupervisorConfig, parse
@@ -41,6 +49,8 @@ from network import UserNetwork
 
 _KILLED = 128 + signal.SIGKILL
 _REQUEST_BYTES = 4096
+_LAST_WORKS = ("baseline", "reset_verifier_dirs", "settle")
+"""After these parts of a clean-up others than the supervisor act in the sandbox: its worker is gone before."""
 
 
 class _Supervisor:
@@ -49,7 +59,8 @@ class _Supervisor:
         self.config = config
         self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
-        self.children = Children()
+        self.poll = select.poll()
+        self.children = Children(self.poll)
         self.dumps: dict[int, int] = {}
         self.ids = Ids(is_shifted=config.has_own_ids, high_ids=config.high_ids)
         self.first = programs.open_first()
@@ -113,18 +124,19 @@ class _Supervisor:
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, control_socket.ignore)
         signal.set_wakeup_fd(wake_write)
-        poll = select.poll()
         for handle in (self.control.fileno(), parent, wake_read, self.init_pidfd):
-            poll.register(handle, select.POLLIN)
+            self.poll.register(handle, select.POLLIN)
         if self.cgroups.events >= 0:
-            poll.register(self.cgroups.events, self.cgroups.event_kind)
+            self.poll.register(self.cgroups.events, self.cgroups.event_kind)
         while not self.loss:
-            ready = {handle for handle, _ in poll.poll()}
+            ready = {handle for handle, _ in self.poll.poll()}
             if self.cgroups.events in ready:
                 self.cgroups.take_events()
                 self.cgroups.follow_files(namespaces.files_bytes())
             if wake_read in ready:
                 os.read(wake_read, 4096)
+            for answer in self.children.answers():
+                self.reply(**answer)
             self.reap()
             if self.init_pidfd in ready and self.cgroups.kills():
                 self.loss, self.loss_kind = "its first process needed more memory than there was", "memory"
@@ -141,6 +153,8 @@ class _Supervisor:
         if not payload:
             return False
         message = json.loads(payload)
+        if message["op"] not in ("cleanup", "kill", "view"):
+            self.children.dismiss()
         try:
             if message["op"] == "exec":
                 self.start_command(message["id"], handles)
@@ -149,7 +163,7 @@ class _Supervisor:
             elif message["op"] == "network":
                 self.switch_network(message["id"], is_open=message["is_open"])
             elif message["op"] == "cleanup":
-                self.start_cleanup(message["id"], handles[0])
+                self.start_cleanup(message, handles[0])
             elif message["op"] == "view":
                 self.change_view(message["id"], **control_socket.read_spec(handles[0]))
             elif message["op"] == "merge":
@@ -165,21 +179,40 @@ class _Supervisor:
                 os.close(handle)
         return True
 
-    def start_cleanup(self, request: int, spec_handle: int) -> None:
-        spec = control_socket.read_spec(spec_handle)
-        work, arguments = spec["work"], spec["arguments"]
-        if work == "open_grading":
-            arguments["is_full"] = namespaces.open_reserve(self.config.storage_bytes)
-        elif work == "close_grading":
+    def start_cleanup(self, message: dict[str, Any], spec_handle: int) -> None:
+        """Do one part of a clean-up: in the worker that waits since the policy was stopped, else in a child."""
+        request, work = message["id"], message["work"]
+        if work == "close_grading":
             namespaces.close_reserve(self.config.storage_bytes)
             self.reply(id=request, return_code=0, error="")
             return
+        if work == "baseline" and message["is_untouched"]:
+            # Only the image's author had a say in the files so far, which this process reads at each command as well.
+            with self.entered():
+                answer = cleanup.do(work, control_socket.read_spec(spec_handle), self.ids)
+            self.reply(id=request, return_code=0, error="", **answer)
+            return
+        further = {"is_full": namespaces.open_reserve(self.config.storage_bytes)} if work == "open_grading" else {}
+        namespace = self.mount_namespace if self.view is None else self.view.namespace
+        self.children.ask(
+            request,
+            {"work": work, "further": further},
+            [spec_handle, namespace],
+            self._clean_up,
+            begins=work == "stop",
+            ends=work in _LAST_WORKS,
+        )
 
-        def enter() -> None:
-            os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
-            self.ids.become_untouchable()
-
-        self.children.start(request, enter, lambda: cleanup.do(work, arguments, self.ids))
+    def _clean_up(self, message: dict[str, Any], handles: list[int]) -> dict[str, Any]:
+        """Do one part of a clean-up in a worker, with no descriptor of the supervisor's left open."""
+        spec_handle, namespace = handles
+        arguments = control_socket.read_spec(spec_handle) | message["further"]
+        os.setns(namespace, os.CLONE_NEWNS)
+        for handle in handles:
+            os.close(handle)
+        self.ids.become_untouchable()
+        use_own_files()  # after another work, which may have used them as a user of the sandbox
+        return cleanup.do(message["work"], arguments, self.ids)
 
     def start_merge(self, request: int, asked: list[str]) -> None:
         """Copy the files written in the view to the sandbox's own; the answer says whether the view ``is_used``."""

@@ -195,6 +195,11 @@ def use_files_as(uid: int, gid: int, groups: list[int], *, is_root: bool) -> Non
     not_dumpable()
 
 
+def use_own_files() -> None:
+    """Undo :func:`use_files_as`."""
+    use_files_as(os.geteuid(), os.getegid(), [], is_root=True)
+
+
 def become_root() -> None:
     """Become root of the user namespace that this process has just entered, and stay unreadable for its processes."""
     os.setresgid(0, 0, 0)
