@@ -7,6 +7,7 @@ methods, and fails if an upgrade changes one of them.
 from __future__ import annotations
 
 import functools
+import shlex
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import PurePath
@@ -15,6 +16,8 @@ from typing import Any, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.models.task.task import Task
+
+from harbor_gym.sandboxes.archive.environment import CarriesFiles
 
 _CALLS = (
     *("exec", "upload_file", "upload_dir", "download_file", "download_dir", "download_dir_with_exclusions"),
@@ -84,6 +87,26 @@ def leave_out_reward_removal(environment: BaseEnvironment, verifier_dir: PurePat
     @functools.wraps(run)
     async def run_others(command: str, *args: Any, **settings: Any) -> ExecResult:
         if command == removal:
+            return ExecResult(stdout="", stderr="", return_code=0)
+        return await run(command, *args, **settings)
+
+    environment.exec = run_others
+
+
+def leave_out_chmod(environment: BaseEnvironment) -> None:
+    """Answer Harbor's ``chmod +x`` of the tests' script where the upload has set that bit, without running a program.
+
+    It is answered once: whoever may change the script's mode between the upload and the tests could do so after
+    ``chmod`` too. Everything else runs, also that command where the script came in another way.
+    """
+    if not isinstance(environment, CarriesFiles):
+        return
+    run = environment.exec
+
+    @functools.wraps(run)
+    async def run_others(command: str, *args: Any, **settings: Any) -> ExecResult:
+        if environment.is_executable and command == f"chmod +x {shlex.quote(str(environment.executable))}":
+            environment.is_executable = False
             return ExecResult(stdout="", stderr="", return_code=0)
         return await run(command, *args, **settings)
 

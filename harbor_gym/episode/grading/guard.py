@@ -26,6 +26,7 @@ from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
 from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.declared import require_user
 from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
 from harbor_gym.terminal.session import Leftovers
@@ -92,6 +93,7 @@ class GradingGuard:
         _harbor_patches.examine_before_stop(environment, self._examine)
         _harbor_patches.precede_commands(environment, self._begin_set_up)
         _harbor_patches.leave_out_reward_removal(environment, trial.agent_env_paths.verifier_dir)
+        _harbor_patches.leave_out_chmod(environment)
         _harbor_patches.keep_closed(environment, trial.agent_env_paths.verifier_dir, self._end_step)
 
     @property
@@ -201,6 +203,9 @@ class GradingGuard:
             # Since the clean-up, Harbor may have run a program that the policy replaced, to collect artifacts.
             await self._watch.stop_again()
         await cleanup.reset_verifier_dirs(environment, self._verifier_dirs_reset())
+        if isinstance(environment, CarriesFiles):
+            script = test_script(task, current_step(self._trial)).name
+            environment.executable, environment.is_executable = self._trial.agent_env_paths.tests_dir / script, False
 
     async def _end_step(self) -> None:
         """Stop the processes that a step's verifier left. Harbor's first action on the next step calls this."""

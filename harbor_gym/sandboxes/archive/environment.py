@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import override
 
 from harbor.environments.base import BaseEnvironment
@@ -14,6 +14,11 @@ from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
 
 class CarriesFiles(BaseEnvironment):
     """Harbor's transfers by a process outside the sandbox: a policy that replaces tar or the shell changes nothing."""
+
+    executable: PurePosixPath | None = None
+    """A file that an upload of a directory makes executable for all, as ``chmod +x`` does."""
+    is_executable = False
+    """Whether an upload has brought that file."""
 
     @abstractmethod
     def _way(self) -> Way:
@@ -51,7 +56,11 @@ class CarriesFiles(BaseEnvironment):
             SandboxError: It is too large, or the sandbox has no place for it.
             SandboxLostError: The sandbox is not running.
         """
-        await transfers.upload_dir(self._way(), Path(source_dir), target_dir, self._transfer_limit_bytes)
+        way, inside = self._way(), ""
+        if self.executable is not None and self.executable.is_relative_to(target_dir):
+            inside = str(self.executable.relative_to(target_dir))
+        brought = await transfers.upload_dir(way, Path(source_dir), target_dir, self._transfer_limit_bytes, inside)
+        self.is_executable = self.is_executable if brought is None else brought
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:

@@ -120,8 +120,18 @@ async def upload_file(way: Way, source: Path, target: str, limit_bytes: int) -> 
         await way(_spec("upload_file", target, limit_bytes), work)
 
 
-async def upload_dir(way: Way, source: Path, target: str, limit_bytes: int) -> None:
+async def upload_dir(way: Way, source: Path, target: str, limit_bytes: int, executable: str = "") -> bool | None:
     """Copy the contents of a directory into one of a sandbox, made if absent.
+
+    Args:
+        way: The sandbox's.
+        source: The directory.
+        target: That of the sandbox.
+        limit_bytes: The limit of the whole.
+        executable: The path of a file in it that all may execute there; none if empty.
+
+    Returns:
+        Whether that path was a file; None if nothing was there.
 
     Raises:
         FileNotFoundError: This machine has no such directory.
@@ -131,12 +141,18 @@ async def upload_dir(way: Way, source: Path, target: str, limit_bytes: int) -> N
     if not await asyncio.to_thread(source.is_dir):
         raise FileNotFoundError(f"{source} is not a directory of this machine")
 
+    has_executable: bool | None = None
+
     def work(stream: Stream, check: Callable[[], None]) -> None:
+        nonlocal has_executable
+        sender = Sender(stream, Allowance(limit_bytes, check), executable=os.fsencode(executable))
         with opened(source, os.O_RDONLY | os.O_DIRECTORY) as directory:
-            _send(stream, lambda: Sender(stream, Allowance(limit_bytes, check)).send_tree(directory))
+            _send(stream, lambda: sender.send_tree(directory))
+        has_executable = sender.has_executable
 
     with explained(f"upload {source} to {target}"):
         await way(_spec("upload_dir", target, limit_bytes), work)
+    return has_executable
 
 
 def _send(stream: Stream, send: Callable[[], None]) -> None:

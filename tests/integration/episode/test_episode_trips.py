@@ -72,10 +72,24 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
         "upload /logs/agent",
         "download /logs/artifacts",
         "upload /tests",
-        "exec chmod +x /tests/test.sh",
         "exec (/tests/test.sh) > /logs/verifier/test-stdout.txt",
         "download /logs/verifier",
     ]
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+async def test_only_a_test_script_that_came_as_a_link_is_made_executable_by_a_program_of_the_sandbox(
+    tmp_path: Path, trips: list[str], is_link: bool
+) -> None:
+    task_dir = write_task(tmp_path / "task")
+    script = task_dir / "tests" / "test.sh"
+    if is_link:
+        script.rename(script.with_name("real.sh"))
+        script.symlink_to("real.sh")
+    script.chmod(0o640)
+    ((reward, _, _),), _ = await run_episode(task_dir, ["echo done > /srv/answer"], sandbox=SANDBOX)
+    assert reward == 1.0
+    assert ("exec chmod +x /tests/test.sh" in trips) is is_link
 
 
 @pytest.mark.parametrize(

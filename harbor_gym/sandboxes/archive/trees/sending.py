@@ -26,12 +26,22 @@ from .records import (
 
 
 class Sender:
-    """Reads files and sends them, without devices, FIFOs, sockets, and entries that have disappeared meanwhile."""
+    """Reads files and sends them, without devices, FIFOs, sockets, and entries that have disappeared meanwhile.
 
-    def __init__(self, stream: Stream, allowance: Allowance, choice: Choice = ALL) -> None:
+    Args:
+        stream: Where to.
+        allowance: The limits.
+        choice: What is left out.
+        executable: The path of a file that all may execute where it arrives; none if empty.
+    """
+
+    def __init__(self, stream: Stream, allowance: Allowance, choice: Choice = ALL, executable: bytes = b"") -> None:
         self._stream = stream
         self._allowance = allowance
         self._choice = choice
+        self._executable = executable
+        self.has_executable: bool | None = None
+        """Whether that path is a file, executable from then on; None if nothing is there."""
         self._waiting: list[tuple[bytes, os.stat_result]] = []
 
     def send_tree(self, directory: int) -> None:
@@ -91,6 +101,8 @@ class Sender:
         try:
             kind = stat.S_IFMT(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
             if kind == stat.S_IFLNK:
+                if path == self._executable:
+                    self.has_executable = False
                 self._send_link(place, name)
                 return
             if kind not in (stat.S_IFDIR, stat.S_IFREG):
@@ -135,6 +147,9 @@ class Sender:
         self._allowance.take_bytes(size, path)
         self._send_waiting()
         mode = stat.S_IMODE(status.st_mode)
+        if path == self._executable:
+            mode |= 0o111
+            self.has_executable = True
         self._stream.send(FILE, mode=mode, mtime_ns=status.st_mtime_ns, size=size, body=name)
         if content:
             self._stream.send(SEGMENT, body=content)

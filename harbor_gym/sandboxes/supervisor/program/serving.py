@@ -188,9 +188,12 @@ class _Supervisor:
             return
         if work == "baseline" and message["is_untouched"]:
             # Only the image's author had a say in the files so far, which this process reads at each command as well.
-            with self.entered():
-                answer = cleanup.do(work, control_socket.read_spec(spec_handle), self.ids)
-            self.reply(id=request, return_code=0, error="", **answer)
+            try:
+                with self.entered():
+                    answer = cleanup.do(work, control_socket.read_spec(spec_handle), self.ids)
+            except OSError as exc:
+                answer = {"error": str(exc)}
+            self.reply(**{"id": request, "return_code": 0, "error": "", **answer})
             return
         further = {"is_full": namespaces.open_reserve(self.config.storage_bytes)} if work == "open_grading" else {}
         namespace = self.mount_namespace if self.view is None else self.view.namespace
