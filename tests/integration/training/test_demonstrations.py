@@ -210,12 +210,12 @@ async def test_the_seed_alone_decides(nothing_left: None) -> None:
 @pytest.mark.slow
 async def test_the_demonstrator_leaves_something_to_learn(nothing_left: None) -> None:
     require_engine("local")
-    played = await play_demonstrations(DEVOPS, sandbox="local", episodes=80, seed=0, concurrency=3)
+    played = await play_demonstrations(DEVOPS, sandbox="local", episodes=40, seed=0, concurrency=3)
     line = summary(played)
     assert 0.2 <= fmean(item.reward for item in played) <= 0.4, line
     assert 6.5 <= fmean(item.turns for item in played) <= 7.8, line
     assert fmean(item.turns for item in played if item.reward == 1) <= 6, line
-    assert line.startswith("80 episodes, ")
+    assert line.startswith("40 episodes, ")
 
 
 class FailsFirst(LocalEnvironment):

@@ -170,33 +170,21 @@ def test_help_lists_every_flag_of_the_documented_command() -> None:
     assert [flag for flag in documented if f"--{flag}" not in shown] == []
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that has seen four demonstrations for a few steps: it need not be good, only real."""
-    import asyncio
-
-    for engine in ("server", "tinker", "local"):
-        require_engine(engine)
-    from harbor_gym.embedded.demonstrations import play_demonstrations
-    from harbor_gym.embedded.warm_start import warm_start
-
-    played = asyncio.run(play_demonstrations(TASK, sandbox="local", episodes=4, seed=0))
-    conversations = [list(demonstration.messages) for demonstration in played]
-    return warm_start(conversations, tmp_path_factory.mktemp("policy"), renderer_name="qwen3_instruct", steps=8)
-
-
 @pytest.mark.server
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("nothing_left")
-def test_a_small_run_is_real_to_the_last_file(model_dir: Path, tmp_path: Path) -> None:
+def test_a_small_run_is_real_to_the_last_file(tmp_path: Path) -> None:
+    for engine in ("server", "tinker", "local"):
+        require_engine(engine)
     log_path = tmp_path / "run"
     done = train(
-        *("--task-dir", str(TASK), "--env", "local", "--backend", "local", "--model-name", str(model_dir)),
+        *("--task-dir", str(TASK), "--env", "local", "--backend", "local"),
+        *("--model-name", str(write_random_policy(tmp_path / "model")), "--renderer-name", "qwen3_instruct"),
         *("--group-size", "2", "--num-batches", "2", "--max-turns", "3", "--save-every", "1", "--eval-every", "2"),
         *("--log-path", str(log_path)),
-        timeout_sec=540,
+        timeout_sec=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == f"run folder: {log_path}"
