@@ -10,6 +10,6 @@ if ! { .ci/engines.sh docker && .ci/docker_base.sh; }; then
   ! is_required docker || die 'HARBOR_GYM_REQUIRE names docker, and Docker is not available here'
   log 'going on without Docker: its tests are skipped'
 fi
-# Most tests wait for sandboxes: three processes keep two cores busy. One that is killed ends the run: xdist would wait for
-# what it had not yet run, for ever.
-exec .venv/bin/python -m pytest -n 3 --max-worker-restart 0 --no-loadscope-reorder "$@"
+# Most tests wait for sandboxes: with three processes two cores idle for a seventh of the time, with four for a twentieth.
+# One that is killed ends the run: xdist would wait for what it had not yet run, for ever.
+exec .venv/bin/python -m pytest -n 4 --max-worker-restart 0 --no-loadscope-reorder "$@"
