@@ -1,6 +1,5 @@
-"""recipes/train.py --agent, small and real: demonstrations, warm start and two batches through Terminus-2."""
+"""recipes/train.py --agent, small and real: two batches through Terminus-2, by a policy of random weights."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -10,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harbor_gym import report
-from harbor_gym.embedded.demonstrations import play_demonstrations
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.policies.random_policy import write_random_policy
 from tests.helpers.recipe_runs import SECRETS
 
 pytestmark = [
@@ -29,14 +28,12 @@ TASK = ROOT / "tasks" / "devops_task"
 def test_two_batches_of_terminus_2(tmp_path: Path) -> None:
     for engine in ("server", "tinker", "local"):
         require_engine(engine)
-    from harbor_gym.embedded.warm_start import warm_start
-
-    played = asyncio.run(play_demonstrations(TASK, sandbox="local", agent="terminus-2", episodes=2, concurrency=2))
-    model = warm_start([item.messages for item in played], tmp_path, renderer_name="qwen3_instruct", steps=4)
+    model = write_random_policy(tmp_path / "model")
     inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
     log_path = tmp_path / "run"
     arguments = ["--task-dir", str(TASK), "--env", "local", "--backend", "local", "--agent", "terminus-2"]
-    arguments += ["--model-name", str(model), "--log-path", str(log_path), "--save-every", "0"]
+    arguments += ["--model-name", str(model), "--renderer-name", "qwen3_instruct"]
+    arguments += ["--log-path", str(log_path), "--save-every", "0"]
     arguments += ["--group-size", "2", "--num-batches", "2", "--max-turns", "3"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "recipes/train.py"), *arguments],
