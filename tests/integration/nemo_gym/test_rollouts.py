@@ -25,7 +25,7 @@ from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 pytestmark = [
     pytest.mark.nemo_gym,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
