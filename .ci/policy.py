@@ -5,11 +5,14 @@
 """
 
 import asyncio
+import json
+import shutil
 import sys
 from pathlib import Path
 
 from harbor_gym.embedded import ensure_policy
-from harbor_gym.embedded.shipped import SEED, pack_policy
+from harbor_gym.embedded.shipped import KEY_NAME, POLICIES, SEED, copy_policy, policy_fingerprint
+from harbor_gym.embedded.warm_start import RECORD_NAME
 
 RENDERER = "qwen3_instruct"
 
@@ -26,6 +29,18 @@ async def make(task_dir: Path) -> Path:
     return await ensure_policy(
         task_dir, sandbox="local", renderer_name=RENDERER, seed=SEED, rebuild=True, progress=show_progress
     )
+
+
+def pack_policy(policy: Path, task_dir: Path) -> Path:
+    """Make a policy the shipped one of a task, in place of an older one; return its folder, named as the task's."""
+    settings = json.loads((policy / RECORD_NAME).read_text(encoding="utf-8"))["settings"]
+    if settings["seed"] != SEED:
+        sys.exit(f"{policy} was made with seed {settings['seed']}; a shipped policy has seed {SEED}")
+    final = POLICIES / task_dir.resolve().name
+    shutil.rmtree(final, ignore_errors=True)
+    copy_policy(policy, final, "bfloat16")
+    (final / KEY_NAME).write_text(f"{policy_fingerprint(task_dir, settings['renderer_name'])}\n", encoding="utf-8")
+    return final
 
 
 def show_progress(phase: str, done: int, total: int, loss: float | None) -> None:

@@ -23,6 +23,8 @@ _LAUNCHER = Path(__file__).with_name("launcher.py")
 _LORA_SLOTS = 8
 """Adapters that the server holds at once. A client's slot is freed only after its session timed out (300 s), so several
 successive clients must fit; slot 0 is the base model's."""
+_SEQUENCES_AT_ONCE = 8
+"""Sequences of a training pass, and sequences sampled together. Each distinct batch shape is compiled once."""
 _POLL_SEC = 0.1
 _GRACE_SEC = 4.0
 """Seconds between SIGTERM and SIGKILL: the server gives open requests 1 s, then stops its engine."""
@@ -49,8 +51,6 @@ class TrainingServer:
         state_dir: Path,
         *,
         max_lora_rank: int = 32,
-        train_micro_batch_size: int = 8,
-        sample_max_num_sequences: int = 8,
         python: str = sys.executable,
         startup_timeout_sec: float = 300,
     ) -> None:
@@ -61,8 +61,6 @@ class TrainingServer:
             state_dir: Directory of the database, the checkpoints and ``server.log``. A later server in the same
                 directory has the same checkpoints; two at once are refused.
             max_lora_rank: Largest rank that a client may request.
-            train_micro_batch_size: Sequences per training pass. Each distinct batch shape is compiled once.
-            sample_max_num_sequences: Sequences sampled together.
             python: Interpreter that has SkyRL; harbor_gym need not be installed there.
             startup_timeout_sec: Longest :meth:`start`, in seconds.
         """
@@ -72,8 +70,8 @@ class TrainingServer:
         self._backend_config = {
             "max_lora_adapters": _LORA_SLOTS,
             "max_lora_rank": max_lora_rank,
-            "train_micro_batch_size": train_micro_batch_size,
-            "sample_max_num_sequences": sample_max_num_sequences,
+            "train_micro_batch_size": _SEQUENCES_AT_ONCE,
+            "sample_max_num_sequences": _SEQUENCES_AT_ONCE,
         }
         self._python = python
         self._startup_timeout_sec = startup_timeout_sec

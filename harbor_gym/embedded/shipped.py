@@ -7,14 +7,12 @@ that it was trained on; otherwise a policy is made as for any other task. ``make
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 
 from harbor_gym._runtime.files import publishing_once
 from harbor_gym.embedded.policy import training_stack
-from harbor_gym.embedded.warm_start import POLICY_FORMAT, RECORD_NAME
-from harbor_gym.errors import UsageError
+from harbor_gym.embedded.warm_start import POLICY_FORMAT
 from harbor_gym.formats import prompts
 
 SEED = 0
@@ -23,7 +21,9 @@ SEED = 0
 POLICIES = Path(__file__).with_name("policies")
 """The folder with one folder per task that has a shipped policy."""
 
-_KEY_NAME = "key.txt"
+KEY_NAME = "key.txt"
+"""A shipped policy's file with its fingerprint."""
+
 _WEIGHTS = "model.safetensors"
 _SHOWN = ("environment", "demonstrations", "instruction.md", "task.toml")
 """The parts of a task that determine its demonstrations."""
@@ -46,42 +46,22 @@ def unpack_policy(task_dir: Path, renderer_name: str, out_dir: Path) -> Path | N
         MissingDependencyError: torch or transformers is not installed.
     """
     fingerprint = policy_fingerprint(task_dir, renderer_name)
-    keys = sorted(POLICIES.glob(f"*/{_KEY_NAME}"))
+    keys = sorted(POLICIES.glob(f"*/{KEY_NAME}"))
     source = next((key.parent for key in keys if key.read_text(encoding="utf-8").strip() == fingerprint), None)
     if source is None:
         return None
     final = out_dir / f"policy-shipped-{fingerprint}"
     with publishing_once(final) as building:
-        _copy(source, building, "float32")
+        copy_policy(source, building, "float32")
     return final
 
 
-def pack_policy(policy_dir: Path, task_dir: Path) -> Path:
-    """Make a warm-started policy the shipped one of a task, and return its directory. An older one is replaced.
-
-    Args:
-        policy_dir: The result of :func:`harbor_gym.embedded.warm_start.warm_start` for this task and :data:`SEED`.
-        task_dir: The task; its folder's name becomes the policy's.
-
-    Raises:
-        UsageError: The policy has another seed.
-        MissingDependencyError: torch or transformers is not installed.
-    """
-    settings = json.loads((policy_dir / RECORD_NAME).read_text(encoding="utf-8"))["settings"]
-    if settings["seed"] != SEED:
-        raise UsageError(f"{policy_dir} was made with seed {settings['seed']}; a shipped policy has seed {SEED}")
-    final = POLICIES / task_dir.resolve().name
-    shutil.rmtree(final, ignore_errors=True)
-    _copy(policy_dir, final, "bfloat16")
-    (final / _KEY_NAME).write_text(f"{policy_fingerprint(task_dir, settings['renderer_name'])}\n", encoding="utf-8")
-    return final
-
-
-def _copy(source: Path, target: Path, dtype: str) -> None:
+def copy_policy(source: Path, target: Path, dtype: str) -> None:
+    """Copy a policy's folder, with its weights as ``dtype``, a name in torch."""
     with training_stack():
         import torch
         from safetensors.torch import load_file, save_file
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(_WEIGHTS, _KEY_NAME))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(_WEIGHTS, KEY_NAME))
     weights = load_file(source / _WEIGHTS)
     converted = {name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}
     save_file(converted, target / _WEIGHTS, metadata={"format": "pt"})

@@ -2,14 +2,16 @@
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harbor_gym.embedded import ensure_policy
-from harbor_gym.embedded.shipped import POLICIES, pack_policy, policy_fingerprint, unpack_policy
-from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.embedded.shipped import POLICIES, policy_fingerprint, unpack_policy
+from harbor_gym.errors import HarborGymError
 from harbor_gym.formats import parse_action, prompts
 from tests.helpers.paths import ROOT
 
@@ -74,10 +76,11 @@ def test_it_answers_the_task_with_a_command(tmp_path: Path) -> None:
     assert parsed.commands
 
 
-@pytest.mark.server
 def test_a_policy_of_another_seed_is_not_packed(tmp_path: Path) -> None:
     shutil.copytree(SHIPPED, tmp_path / "policy")
     record = tmp_path / "policy" / "warm_start.json"
     record.write_text(record.read_text().replace('"seed": 0', '"seed": 3'))
-    with pytest.raises(UsageError, match="was made with seed 3"):
-        pack_policy(tmp_path / "policy", TASK)
+    argv = [sys.executable, ROOT / ".ci" / "policy.py", TASK, tmp_path / "policy"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "was made with seed 3; a shipped policy has seed 0" in done.stderr
