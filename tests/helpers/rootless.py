@@ -1,5 +1,6 @@
 """Commands run as an ordinary user of this machine, made for that and removed again."""
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym._runtime.rootless import TUN, switch_refusal
+from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import BASE
 
@@ -93,6 +95,19 @@ def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666")
             return made
         _homes.append(store)
     return _run(user, home, *argv, base=base, tun_mode=tun_mode, copied_from=_homes[0])
+
+
+async def run_rootless(*arguments: str, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
+    """Run this Python as a new user, see :func:`run_as`; a failure fails the test."""
+    base = await ensure_base_tar()
+
+    def run() -> subprocess.CompletedProcess[str]:
+        with rootless_user() as (user, home):
+            return run_as(user, home, sys.executable, *arguments, base=base, tun_mode=tun_mode)
+
+    done = await asyncio.to_thread(run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 _homes: list[Path] = []

@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import json
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -11,9 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from types import FunctionType
 
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from tests.helpers.rootless import rootless_user, run_as
+from tests.helpers.rootless import run_rootless
 from tests.helpers.sandboxes.local import make_sandbox, running
 
 Behaviour = Callable[[LocalEnvironment, Path], Awaitable[None]]
@@ -53,12 +51,5 @@ async def _run(behaviours: Collection[Behaviour]) -> dict[str, str]:
 
 async def expect_all_pass_as_rootless_user(module: str, count: int) -> None:
     """Run a module as a program of an ordinary user; ``count`` behaviours must run, and none fail."""
-    base = await ensure_base_tar()
-
-    def run_all() -> subprocess.CompletedProcess[str]:
-        with rootless_user() as (user, home):
-            return run_as(user, home, sys.executable, "-m", module, base=base)
-
-    done = await asyncio.to_thread(run_all)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = await run_rootless("-m", module)
     assert json.loads(done.stdout) == {"run": count, "failures": {}}, done.stdout + done.stderr

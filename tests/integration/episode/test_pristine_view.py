@@ -13,12 +13,11 @@ from harbor.environments.base import ExecResult
 
 from harbor_gym import EndReason
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.local import LocalEnvironment, own_ids
 from harbor_gym.sandboxes.piped import PipedCommand
 from tests.helpers.harbor_trials import graded_in, run_episode
 from tests.helpers.paths import ROOT
-from tests.helpers.rootless import rootless_user, run_as
+from tests.helpers.rootless import run_rootless
 from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -327,15 +326,7 @@ async def test_what_a_later_set_up_started_serves_the_policy_and_ends_before_gra
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_an_ordinary_users_later_set_up_is_the_same() -> None:
-    base = await ensure_base_tar()
-
-    def run() -> str:
-        with rootless_user() as (user, home):
-            done = run_as(user, home, sys.executable, "-m", __name__, base=base)
-            assert done.returncode == 0, done.stdout + done.stderr
-            return done.stdout
-
-    rewards = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
+    rewards = json.loads((await run_rootless("-m", __name__)).stdout.splitlines()[-1])
     assert rewards == {"spoilt": 0.0, "all": 1.0, **dict.fromkeys(TRAPS, 1.0)}
 
 

@@ -1,14 +1,10 @@
 """An ordinary user's cache, which holds files of the user's subordinate ids: filled, stood upon and emptied."""
 
-import asyncio
 import json
-import subprocess
-import sys
 
 import pytest
 
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
-from tests.helpers.rootless import rootless_user, run_as
+from tests.helpers.rootless import run_rootless
 
 pytestmark = pytest.mark.local
 
@@ -58,15 +54,7 @@ print(json.dumps({"stands": stands, "seen": seen, "before": before, "gone": gone
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_left")
 async def test_layers_of_subordinate_ids_are_set_up_and_pruned() -> None:
-    base = await ensure_base_tar()
-
-    def use() -> subprocess.CompletedProcess[str]:
-        with rootless_user() as (user, home):
-            return run_as(user, home, sys.executable, "-c", _USE, base=base)
-
-    done = await asyncio.to_thread(use)
-    assert done.returncode == 0, done.stdout + done.stderr
-    output = json.loads(done.stdout.splitlines()[-1])
+    output = json.loads((await run_rootless("-c", _USE)).stdout.splitlines()[-1])
     assert output["stands"]
     assert output["seen"] == [["shared", True, True]] * 2
     kinds, others = output["before"]

@@ -1,11 +1,8 @@
 """Ids above an ordinary user's range: said at the start, in one line, as the task's fault."""
 
-import asyncio
 import hashlib
 import io
 import json
-import subprocess
-import sys
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -16,11 +13,10 @@ import pytest
 
 from harbor_gym.sandboxes.apptainer.sif.build import build_sif
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.registries.image_registry import image_registry
-from tests.helpers.rootless import rootless_user, run_as
+from tests.helpers.rootless import run_rootless
 from tests.helpers.tasks import BASE
 
 pytestmark = [pytest.mark.local, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
@@ -103,18 +99,10 @@ async def _said(
     cases: dict[str, Case], registry: str = "", *, sandbox: str = "local", files: Mapping[str, bytes] | None = None
 ) -> dict[str, str]:
     """Start an episode of each task as an ordinary user; return each one's output."""
-    base = await ensure_base_tar()
     contents = {"rootfs.tar": _archive({"bin/sh": b"x"}, owner=197609), "image.tar": _image(), **(files or {})}
     written = {name: zlib.compress(content).hex() for name, content in contents.items()}
-
-    def start() -> subprocess.CompletedProcess[str]:
-        with rootless_user() as (user, home):
-            words = json.dumps([sandbox, list(cases.values()), written, registry])
-            return run_as(user, home, sys.executable, "-c", _START, words, base=base)
-
-    done = await asyncio.to_thread(start)
-    said = done.stdout.splitlines()
-    assert len(said) == len(cases), done.stdout + done.stderr
+    words = json.dumps([sandbox, list(cases.values()), written, registry])
+    said = (await run_rootless("-c", _START, words)).stdout.splitlines()
     return dict(zip(cases, said, strict=True))
 
 
