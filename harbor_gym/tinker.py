@@ -1,3 +1,3 @@
 """The short name of :mod:`harbor_gym.adapters.tinker`."""
 
-from harbor_gym.adapters.tinker import *  # noqa: F403  # the same names, whatever they are
+from harbor_gym.adapters.tinker import *  # noqa: F403  # all of its names

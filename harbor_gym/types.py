@@ -163,7 +163,7 @@ class EpisodeInfo(TypedDict, total=False):
     """Exit code of the last foreground command, where the shell reported one."""
 
     waits: tuple[str, ...]
-    """What ended the wait for each command: ``prompt``, ``fullscreen``, ``tty_read``, ``deadline`` or ``ended``."""
+    """The end of the wait for each command: ``prompt``, ``fullscreen``, ``tty_read``, ``deadline`` or ``ended``."""
 
     transport: str
     """The terminal's transport; ``mcp`` where only tools of MCP servers were called."""
@@ -514,7 +514,7 @@ class Transcript:
 
     system_prompt: str = ""
     start_info: EpisodeInfo | None = None
-    """What ``reset`` reported; None where it failed."""
+    """The info of ``reset``; None where it failed."""
 
     settings: Mapping[str, Any] | None = None
     """The environment's configuration as JSON has it, where it is known."""
@@ -546,7 +546,7 @@ class Transcript:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """A finished episode, whatever played it. With an infrastructure error there is no reward: mask or retry it."""
+    """A finished episode, by any player. With an infrastructure error there is no reward: mask or retry it."""
 
     end_reason: EndReason
     """Why the episode ended."""

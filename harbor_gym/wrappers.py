@@ -16,7 +16,7 @@ from harbor_gym.types import EndReason, ForkMode, ResetInfo, StepResult
 class TerminalEnv(Protocol):
     """An environment: :class:`harbor_gym.AsyncTerminalGymEnv`, a wrapper around it, or a client of a remote one.
 
-    Each method returns and raises what the method of the same name does in :class:`harbor_gym.AsyncTerminalGymEnv`.
+    Each method returns and raises as the method of the same name in :class:`harbor_gym.AsyncTerminalGymEnv`.
     """
 
     @property

@@ -22,7 +22,7 @@ _FILES_COMMAND = "df -k / | tail -n 1 | awk '{print $3}'"
 class IdleMemory:
     """The memory of one more idle sandbox with an open terminal, in bytes: the mean of ``count``, after a first one.
 
-    The first sandbox is not counted, since it includes what all share: imports, the fork server, pages of programs.
+    The first sandbox is not counted, since it includes all shared parts: imports, the fork server, pages of programs.
     Sizes of processes are proportional (PSS): a page that n processes share counts 1/n for each.
     """
 

@@ -51,7 +51,7 @@ class Finding:
     what: str
     ok: bool
     note: str = ""
-    """A detail of what was found, or why it is missing."""
+    """A detail of the finding, or why it is missing."""
 
     fix: str = ""
     """The command or other step that would provide it; empty if nothing is missing."""

@@ -16,7 +16,7 @@ _STORE = "tasks"
 
 @dataclass(frozen=True)
 class PackedTask:
-    """A task directory as an archive. Equal directories of equal names have equal digests, whatever their paths."""
+    """A task directory as an archive. Equal directories of equal names have equal digests at any path."""
 
     digest: str
     """SHA-256 of the archive, hexadecimal."""

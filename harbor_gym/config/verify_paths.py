@@ -48,7 +48,7 @@ def _check(path: object) -> PurePosixPath:
     given = PurePosixPath(path)
     if not given.is_absolute() or ".." in given.parts:
         raise ValueError(f"verify_paths: {str(path)!r} is not an absolute path without '..'")
-    given = PurePosixPath("/", *given.parts[1:])  # POSIX leaves open what two slashes at the start mean
+    given = PurePosixPath("/", *given.parts[1:])  # POSIX leaves the meaning of two slashes at the start open
     if given == PurePosixPath("/"):
         raise ValueError("verify_paths: '/' is everything, and no view of it is pristine: name the paths that count")
     for own in _OWN_OF_A_VIEW:

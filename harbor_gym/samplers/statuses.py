@@ -19,7 +19,7 @@ _SETTINGS: Mapping[int, str] = {
     403: "the key may not use this model: give another key or model",
     _NOT_FOUND: "it serves no such model, or nothing at that address: correct the model's name or the address",
 }
-"""What to change, by status."""
+"""The remedy, by status."""
 
 _ENDED_SESSION = "episode_ended"
 """Code of a gateway's session whose budget ran out, which also answers with 401."""

@@ -120,7 +120,7 @@ def build_failure(path: Path, output: str) -> str:
 
     Args:
         path: The Dockerfile.
-        output: What buildah or Docker printed.
+        output: The output of buildah or Docker.
     """
     found = list(_BUILD_ERROR.finditer(output))
     if not found:

@@ -12,7 +12,7 @@ GRAMMAR = (
 )
 
 _GIT_PREFIX = "git+"
-# Not git's remote helpers: "ext::" runs what follows as a command.
+# Not git's remote helpers: "ext::" runs the rest as a command.
 _GIT_URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:[^:\s]\S*")
 _REGISTRY_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 _GIT_REF = re.compile(r"[A-Za-z0-9][\w./+-]*")

@@ -28,7 +28,7 @@ from harbor_gym.testing.conformance.sandboxes import (
 from harbor_gym.testing.leftovers import find_leftovers
 
 _SETTLE_SEC = 60.0
-"""Grace period for processes and folders to disappear after a test. Only what stays is waited for so long."""
+"""Grace period for processes and folders to disappear after a test. Only a leftover is waited for so long."""
 
 _SANDBOX_BEHAVIOURS = {item.name: item for item in SANDBOX_BEHAVIOURS}
 

@@ -30,7 +30,7 @@ NO_EXIT_CODE = -1
 
 _MAX_EXIT_CODE = 255
 _MAX_KEYSTROKE_CHARS = MAX_KEYSTROKE_BYTES // 4
-"""Characters that can be typed in one step, whatever their length in UTF-8."""
+"""Characters that can be typed in one step, of any length in UTF-8."""
 
 _FEEDBACK_CHARS = 5_000
 """Most characters of feedback that the environment adds to the terminal's text: two texts of 2 000, and phrases."""

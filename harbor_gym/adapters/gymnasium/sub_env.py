@@ -26,7 +26,7 @@ class SubEnv:
         return self._env.screen
 
     async def reset(self, task_dir: Path, *, seed: int | None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode of one of the interface's tasks. Raises what ``AsyncTerminalGymEnv.reset`` raises."""
+        """Start an episode of one of the interface's tasks. Raises as ``AsyncTerminalGymEnv.reset``."""
         if task_dir != self._env.config.task_dir:
             await self._env.close()
             self._env = AsyncTerminalGymEnv(self._interface.config.model_copy(update={"task_dir": task_dir}))
@@ -35,13 +35,13 @@ class SubEnv:
         return self._observe(text, info), {**_present(info), **reported}
 
     async def step(self, action: Any) -> Transition:
-        """Take a step. Raises what ``AsyncTerminalGymEnv.step`` raises."""
+        """Take a step. Raises as ``AsyncTerminalGymEnv.step``."""
         text, reward, done, info = await self._env.step(self._interface.to_action(action))
         truncated = done and bool(info.get("truncated"))
         return self._observe(text, info), float(reward), done and not truncated, truncated, _present(info)
 
     async def fork(self, n: int, *, mode: ForkMode) -> "list[SubEnv]":
-        """Copy the running episode. Raises what ``AsyncTerminalGymEnv.fork`` raises."""
+        """Copy the running episode. Raises as ``AsyncTerminalGymEnv.fork``."""
         return [SubEnv(self._interface, env) for env in await self._env.fork(n, mode=mode)]
 
     async def close(self) -> None:

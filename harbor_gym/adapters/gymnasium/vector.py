@@ -41,7 +41,7 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     An infrastructure failure affects only its sub-environment, which gets the reward NaN (an average over it is NaN
     too), ``truncated``, an empty observation, and its exception in ``infos["infrastructure_error"]``. Exclude from
-    training what the mask ``infos["_infrastructure_error"]`` marks. The next reset, in any autoreset mode, starts a
+    training those that ``infos["_infrastructure_error"]`` marks. The next reset, in any autoreset mode, starts a
     fresh sandbox. If *all* sub-environments fail to reset, the first error is raised.
 
     Args:

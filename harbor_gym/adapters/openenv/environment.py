@@ -126,12 +126,12 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
     def reset(  # pyright: ignore[reportIncompatibleMethodOverride]  # as its async form
         self, seed: int | None = None, episode_id: str | None = None, **chosen: Any
     ) -> TerminalObservation:
-        """Do what :meth:`reset_async` does, and block until it is done."""
+        """Do as :meth:`reset_async`, and block until it is done."""
         return get_portal().call(self.reset_async, seed, episode_id, **chosen)
 
     @override
     def step(self, action: TerminalAction, timeout_s: float | None = None, **unused: Any) -> TerminalObservation:
-        """Do what :meth:`step_async` does, and block until it is done."""
+        """Do as :meth:`step_async`, and block until it is done."""
         return get_portal().call(self.step_async, action, timeout_s)
 
     @property

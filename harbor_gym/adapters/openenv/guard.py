@@ -32,7 +32,7 @@ _ABNORMAL, _POLICY, _TOO_BIG, _IDLE = 1006, 1008, 1009, 4008
 class Guard:
     """An ASGI application around OpenEnv's.
 
-    Requires the token, bounds what a client sends, closes idle sessions, cancels the work of a client that vanished,
+    Requires the token, bounds a client's messages, closes idle sessions, cancels the work of a client that vanished,
     and refuses the paths that would start sandboxes outside the limit of sessions.
 
     Args:

@@ -75,7 +75,7 @@ def _check_tools(harness: type[ToolHarness]) -> None:
     for tool in tools:
         try:
             get_json_schema(tool)
-        except Exception as exc:  # what transformers raises for a function that it can't describe, of several kinds
+        except Exception as exc:  # transformers raises several kinds for a function that it can't describe
             reason = " ".join(str(exc).split())
             raise UsageError(
                 f"{harness.__name__}.{tool.__name__} can't be shown to a policy as a tool: {reason} "

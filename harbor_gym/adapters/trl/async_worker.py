@@ -126,7 +126,7 @@ class HarborRolloutWorker:
                 raise UsageError(f"{name} must be at least 1, got {value}")
         try:
             pickle.dumps(plan)
-        except Exception as exc:  # what cannot be pickled raises errors of many kinds
+        except Exception as exc:  # unpicklable objects raise errors of many kinds
             raise UsageError(
                 f"the rollouts can't be sent to their process: {exc}; tokenizer and sampler must pickle (module-level "
                 "functions and classes, no lambdas)"

@@ -118,7 +118,7 @@ class Flag:
         text += f" One of {', '.join(self._choices)}." if len(self._choices) > _CHOICES_IN_SIGHT else ""
         text += " Repeatable." if is_repeatable else ""
         text += f" [default: {self.shown_default}]" if self.shown_default is not None else ""
-        return text.replace("[", r"\[")  # typer reads what is in brackets as a style
+        return text.replace("[", r"\[")  # typer reads text in brackets as a style
 
     def _kind(self) -> tuple[Any, Any, dict[str, Any]]:
         """Return the parameter's type, its default, and further settings of the option."""
@@ -252,6 +252,6 @@ def _problem(item: Mapping[str, Any], flags: Sequence[Flag]) -> str:
     message = message[:1].lower() + message[1:]
     flag = next((flag for flag in flags if place[: len(flag.path)] == flag.path), None)
     if flag is None:
-        derived = place[-1:] in ((), ("task_dir",))  # from other flags; the message names what was given
+        derived = place[-1:] in ((), ("task_dir",))  # from other flags; the message names the given value
         return message if derived else f"{'.'.join(place)}: {message}"
     return f"--{flag.name}: {message}, got {item['input']!r}"

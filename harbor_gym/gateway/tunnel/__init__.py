@@ -140,7 +140,7 @@ def _source() -> str:
 
 async def _start(environment: "BaseEnvironment", port: int, user: str | int | None) -> PipedProcess:
     program = f"{_source()}\nasyncio.run(serve_sandbox({port:d}))\n"
-    # Isolated (-I): neither the image's environment variables nor the agent's files may change what it imports.
+    # Isolated (-I): neither the image's environment variables nor the agent's files may change its imports.
     command = f"exec python3 -I -c {shlex.quote(program)}"
     if (process := await start_piped(environment, command, user=user)) is not None:
         return process

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
-from typing import Any, Awaitable, Callable  # noqa: UP035  # what Python 3.8 has
+from typing import Any, Awaitable, Callable  # noqa: UP035  # Python 3.8 has these
 
 READY, OPEN, DATA, END, RESET, GRANT = range(6)
 """Kinds of frames: the port in the sandbox; a new connection; bytes; end of bytes; abort; a number of bytes granted."""

@@ -38,7 +38,7 @@ def require_unset(body: Body, fields: Mapping[str, str]) -> None:
 
     Args:
         body: The request.
-        fields: Parameter → why it is refused, or what to send instead.
+        fields: Parameter → why it is refused, or a substitute for it.
 
     Raises:
         InvalidRequestError: One of them is set.

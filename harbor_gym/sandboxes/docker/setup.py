@@ -94,7 +94,7 @@ class DockerSetup:
     """Label by which a reaper finds the container if this process is killed."""
 
     made_for: str
-    """Text for people who list images."""
+    """Text for lists of images."""
 
     container: str
     """The container's name."""

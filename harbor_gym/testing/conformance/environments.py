@@ -36,7 +36,7 @@ async def check_env(
             The checks' actions write and read files in the working directory; nobody asks whether the task is solved.
         only: Names of behaviours or of families (``order``, ``episodes``, ``failures``); None is all.
         known_failures: Behaviour → why this environment does not do it, on top of its class's attribute of that name.
-        probe_known_failures: Check also what is known to fail; it is a failure then if it holds after all.
+        probe_known_failures: Check also known failures; one that holds after all is a failure then.
         timeout_sec: A behaviour that takes longer has failed.
 
     Returns:

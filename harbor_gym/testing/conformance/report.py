@@ -77,7 +77,7 @@ class Report:
         """Raise if a behaviour failed, or if none passed.
 
         Raises:
-            ConformanceError: Its message lists what failed, why, and the contract.
+            ConformanceError: Its message lists the failures, their reasons, and the contract.
         """
         if not self.ok:
             raise ConformanceError(str(self))

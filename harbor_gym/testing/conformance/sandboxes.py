@@ -53,14 +53,14 @@ async def check_sandbox(
     one by one and clean up by being gone: never run this on a sandbox that somebody uses.
 
     Args:
-        sandbox: A name as ``--env`` takes it, Harbor's configuration of an environment, or what makes one from
+        sandbox: A name as ``--env`` takes it, Harbor's configuration of an environment, or a function of
             the keyword arguments of Harbor's ``BaseEnvironment``: a class, or a ``functools.partial`` of one.
         only: Names of behaviours or of families (``commands``, ``uploads`` …); None is all.
         known_failures: Behaviour → why this kind does not do it. It is put on the class's own list: a class may have
             an attribute ``known_failures`` of the same shape.
-        probe_known_failures: Check also what is known to fail; it is a failure then if it holds after all.
+        probe_known_failures: Check also known failures; one that holds after all is a failure then.
         concurrency: So many behaviours at once: quicker, but one that breaks the sandbox takes others with it.
-        dockerfile: The image. Another one must have what :data:`DOCKERFILE` has: the variables, the folder, the user.
+        dockerfile: The image. Another one must have the variables, the folder and the user of :data:`DOCKERFILE`.
         timeout_sec: A behaviour that takes longer has failed.
 
     Returns:
@@ -109,7 +109,7 @@ class SandboxChecker:
             )
             if outcome.verdict is not Verdict.PASSED or self._probe.sandbox is asked:
                 break
-            # One that broke the sandbox had it replaced meanwhile: what holds for half of each proves nothing.
+            # One that broke the sandbox had it replaced meanwhile: half a check of each proves nothing.
         if outcome.verdict is Verdict.FAILED:
             with contextlib.suppress(Exception):  # If no new one starts, every further outcome says why.
                 await self._probe.prepare()

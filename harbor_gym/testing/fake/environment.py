@@ -100,7 +100,7 @@ class FakeEnvironment(BaseEnvironment):
     def _validate_definition(self) -> None:
         """Accept any definition: there is no image."""
 
-    # --- what to override ----------------------------------------------------------------------------------------
+    # --- methods to override -------------------------------------------------------------------------------------
 
     def programs(self) -> Mapping[str, Program]:
         """Return additional commands by name."""

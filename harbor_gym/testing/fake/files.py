@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 type Tree = dict[str, tuple[bytes | None, int]]
-"""Relative path → content and permissions. A folder's content is None, and it comes before what is in it."""
+"""Relative path → content and permissions. A folder's content is None, and it comes before its entries."""
 
 
 class FakeFiles:
@@ -93,7 +93,7 @@ class FakeFiles:
         return sorted(str(entry.relative_to(where)) for entry in self._entries if where in entry.parents)
 
     def insert(self, tree: Tree, target: str) -> None:
-        """Write what :func:`read_tree` returned: a file at ``target``, or a folder's contents below it."""
+        """Write the result of :func:`read_tree`: a file at ``target``, or a folder's contents below it."""
         for name, (content, mode) in tree.items():
             path = str(PurePosixPath(target) / name)
             if content is None:

@@ -42,7 +42,7 @@ class FakeShell:
         files: The file system.
         cwd: Where commands start.
         env: Variables.
-        user: What ``whoami`` prints.
+        user: The user that ``whoami`` prints.
         programs: More commands by name.
     """
 

@@ -2,7 +2,7 @@
 
 Runs in the sandbox with its Python (3.8 and later), the standard library and ipykernel, which brings jupyter_client.
 ``start DIRECTORY`` starts the daemon; ``run DIRECTORY TIMEOUT CODE`` executes a cell; ``restart DIRECTORY`` makes a
-fresh kernel. CODE is base64 of UTF-8; empty waits for the cell that runs. What is printed is the cell's output as text.
+fresh kernel. CODE is base64 of UTF-8; empty waits for the cell that runs. The script prints the cell's output as text.
 """
 
 import base64
@@ -45,7 +45,7 @@ class Notebook:
         self._connect()
 
     def run(self, code: str, timeout_sec: float) -> str:
-        """Execute a cell, or wait for the one that runs; return what is new of its output."""
+        """Execute a cell, or wait for the one that runs; return the new part of its output."""
         if self._running is not None and code:
             return self._read(0.0) + "\n[the last cell still runs: this one was not executed]"
         if code:
@@ -117,13 +117,13 @@ class Notebook:
 
 
 def as_text(output: str) -> str:
-    """Return output without colours, and of lines that were overwritten (progress bars) what they show last."""
+    """Return output without colours, and of overwritten lines (progress bars) their last text."""
     lines = _ESCAPES.sub("", output).replace("\r\n", "\n").split("\n")
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in lines).rstrip("\n")
 
 
 def describe(data: Any) -> str:
-    """Return what a cell displays as text: an image as its kind, its size, and the text that comes with it."""
+    """Return a cell's displayed data as text: an image as its kind, its size, and the text that comes with it."""
     text = data.get("text/plain", "")
     for kind, content in data.items():
         if kind.startswith("image/"):
