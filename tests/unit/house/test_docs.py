@@ -145,6 +145,17 @@ def test_every_place_that_the_page_for_developers_names_is_there(path: str, name
         assert name in set(_names(ast.parse((ROOT / path).read_text(encoding="utf-8")).body)), f"{path} has no {name}"
 
 
+def test_every_test_that_the_page_on_security_names_is_there() -> None:
+    holds = (ROOT / "docs/security.md").read_text(encoding="utf-8").partition("## What holds")[2]
+    cells = [row.split(" | ")[-1] for row in holds.partition("\n## ")[0].splitlines() if row.startswith("| ")]
+    named = set(re.findall(r"`(\w+(?:\.py)?)…?`", " ".join(cells)))
+    files = [path for folder in ("tests", "harbor_gym") for path in (ROOT / folder).rglob("*.py")]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    there = {path.name for path in files} | set(re.findall(r"\w+", sources))
+    missing = {name for name in named - there if not re.search(rf"def (?:test_)?{name}", sources)}
+    assert (len(named) > 40, missing) == (True, set())
+
+
 _IN_A_CHECKOUT = re.compile(
     r"`make [a-z]|^    make |recipes/|\.ci/|tests/(unit|contract|integration)|tasks/[a-z]+_task\b", re.MULTILINE
 )
