@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import aiohttp
+
 from harbor_gym.gateway import Gateway, Session
-from harbor_gym.types import Sample, StopReason
+from harbor_gym.types import Sample, Sampler, StopReason
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
@@ -37,6 +39,22 @@ class ThinkingCodec(CharacterCodec):
     def reasoning(self, sampled: Sequence[int]) -> str:
         found = _THINKING.match(super().text(sampled))
         return found[1].strip() if found else ""
+
+
+async def play_two_turns(sampler: Sampler) -> Session:
+    """Send two turns of chat to a gateway in front of a sampler; return their session."""
+    async with (
+        Gateway(sampler, CharacterCodec(), model="policy") as gateway,
+        aiohttp.ClientSession(gateway.url) as client,
+    ):
+        session = gateway.open_session()
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "abc"}]
+        for following in ("def", None):
+            body = {"model": "policy", "messages": messages}
+            async with client.post(f"/s/{session.key}/v1/chat/completions", json=body) as response:
+                message = (await response.json())["choices"][0]["message"]
+            messages += [message, {"role": "user", "content": following}]
+    return session
 
 
 class Script:

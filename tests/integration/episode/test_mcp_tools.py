@@ -22,6 +22,7 @@ from harbor_gym.tokens import TokenTerminalEnv
 from tests.helpers import mcp_server
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.engines import require_engine
+from tests.helpers.gateway.clients import tool_call as called
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import write_steps, write_task
 
@@ -62,10 +63,6 @@ def config_of(task_dir: Path, sandbox: str = "local", **settings: Any) -> Termin
     require_engine(sandbox)
     settings = {"action_format": "bash-tool", "confirm_task_complete": False, **settings}
     return TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, **settings)
-
-
-def called(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 SUBMIT = called("submit")

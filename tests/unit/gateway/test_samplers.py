@@ -14,6 +14,7 @@ from harbor_gym.samplers import CompletionsSampler, EngineSettingsError, statuse
 from harbor_gym.types import EndReason
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.engine_double import EngineDouble
+from tests.helpers.gateway.clients import play_two_turns
 
 
 @pytest.mark.parametrize("returns_token_ids", [True, False], ids=["token_ids", "named tokens"])
@@ -179,18 +180,8 @@ async def test_an_engine_that_never_answers() -> None:
 
 async def test_the_gateway_in_front_of_an_engine(engine: EngineDouble) -> None:
     """Proxy mode: two turns of chat in, token ids through the engine, one segment out."""
-    async with (
-        CompletionsSampler(engine.url, "qwen", max_tokens=4) as sample,
-        Gateway(sample, CharacterCodec(), model="policy") as gateway,
-        aiohttp.ClientSession(gateway.url) as client,
-    ):
-        session = gateway.open_session()
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "abc"}]
-        for following in ("def", None):
-            body = {"model": "policy", "messages": messages}
-            async with client.post(f"/s/{session.key}/v1/chat/completions", json=body) as response:
-                message = (await response.json())["choices"][0]["message"]
-            messages += [message, {"role": "user", "content": following}]
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=4) as sample:
+        session = await play_two_turns(sample)
     first, second = engine.requests
     assert second["prompt"][: len(first["prompt"]) + 4] == [*first["prompt"], *session.calls[0].sampled]
     (segment,) = session.trained_segments

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import aiohttp
 import pytest
 
 from harbor_gym.errors import SamplerError, UsageError
-from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import EngineSettingsError, SGLangSampler
-from tests.helpers.chats.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END
 from tests.helpers.engine_double import EngineDouble
+from tests.helpers.gateway.clients import play_two_turns
 
 
 async def test_token_ids_in_and_out(engine: EngineDouble) -> None:
@@ -76,18 +75,8 @@ async def test_an_overloaded_engine_is_asked_again(engine: EngineDouble) -> None
 
 async def test_the_gateway_in_front_of_it(engine: EngineDouble) -> None:
     engine.changes = {"weight_version": "7"}
-    async with (
-        SGLangSampler(engine.url, max_tokens=4) as sample,
-        Gateway(sample, CharacterCodec(), model="policy") as gateway,
-        aiohttp.ClientSession(gateway.url) as client,
-    ):
-        session = gateway.open_session()
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "abc"}]
-        for following in ("def", None):
-            body = {"model": "policy", "messages": messages}
-            async with client.post(f"/s/{session.key}/v1/chat/completions", json=body) as response:
-                message = (await response.json())["choices"][0]["message"]
-            messages += [message, {"role": "user", "content": following}]
+    async with SGLangSampler(engine.url, max_tokens=4) as sample:
+        session = await play_two_turns(sample)
     first, second = engine.requests
     assert second["input_ids"][: len(first["input_ids"]) + 4] == [*first["input_ids"], *session.calls[0].sampled]
     (segment,) = session.trained_segments
