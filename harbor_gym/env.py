@@ -395,7 +395,8 @@ class AsyncTerminalGymEnv:
         return screen, info
 
     async def _start(self, seed: int | None) -> tuple[str, ResetInfo]:
-        snapshot = await asyncio.to_thread(read_start, self.config.start_from)
+        start = self.config.start_from
+        snapshot = await asyncio.to_thread(read_start, start) if isinstance(start, Path) else start
         task_digest = ""
         if snapshot is not None:
             if snapshot.task_digest:

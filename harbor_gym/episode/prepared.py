@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -79,7 +78,8 @@ class PreparedEpisode:
 
         config = self._config
         self._task = await load_task(config.task_dir, config)
-        await asyncio.to_thread(_preflight, config.sandbox)
+        if config.sandbox not in _can_run:
+            await asyncio.to_thread(_preflight, config.sandbox)
         if self._is_closed:
             raise UsageError("the episode was closed while it was being started")
         is_taken = config.setup_command is not None and sandboxes.takes_setup(config.sandbox)
@@ -286,7 +286,10 @@ async def _start(episode: Episode) -> AgentPhase:
         raise
 
 
-@functools.cache
+_can_run: set[str] = set()
+"""The sandbox types that passed their checks in this process; failures are not remembered."""
+
+
 def _preflight(sandbox: str) -> None:
-    """Check once per process that a sandbox type can run here; failures are not remembered."""
     sandboxes.preflight(sandboxes.environment_config(sandbox))
+    _can_run.add(sandbox)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import stat
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from harbor_gym._runtime.disks import describe_disk_failure
-from harbor_gym._runtime.shielded import shielded
+from harbor_gym._runtime.shielded import ended, shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes.archive.trees.receiving import OntoHost, Receiver
 from harbor_gym.sandboxes.archive.trees.records import (
@@ -34,6 +35,9 @@ from harbor_gym.sandboxes.archive.trees.sending import Sender
 TIMEOUT_SEC = 600.0
 """As long as Harbor's own transfers may take; the limits of size are reached long before."""
 
+_MAX_THREADS = 1 << 20
+"""No limit: each transfer has a sandbox, of which there are fewer."""
+
 DEFAULT_STORAGE_MB = 2048
 """Storage of a sandbox whose task sets no limit, in MiB."""
 
@@ -50,8 +54,17 @@ def limit_bytes(storage_mb: int | None) -> int:
     return 4 * ((storage_mb or DEFAULT_STORAGE_MB) << 20)
 
 
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Return the threads of transfers: as many as there are transfers at once, so that none waits for another."""
+    return ThreadPoolExecutor(_MAX_THREADS, "harbor-gym-transfer")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # which has none of the threads
+
+
 async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> None:
-    """Do ``work`` in a thread of its own, which has ended when this returns.
+    """Do ``work`` in a thread that has nothing else to do; it has ended when this returns.
 
     Args:
         work: The work; ``hang_up`` ends all its blocking calls.
@@ -60,21 +73,19 @@ async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> No
     Raises:
         SandboxTimeoutError: It took longer than :data:`TIMEOUT_SEC`.
     """
-    with ThreadPoolExecutor(1, "harbor-gym-transfer") as pool:
-        running = asyncio.get_running_loop().run_in_executor(pool, work)
-        deadline = asyncio.timeout(TIMEOUT_SEC)
-        try:
-            async with deadline:
-                await asyncio.shield(running)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise SandboxTimeoutError(f"it took longer than {TIMEOUT_SEC:g} s") from None
-        finally:
-            if not running.done():
-                hang_up()
-                await shielded(asyncio.wait((running,)))
-                running.exception()  # retrieved: asyncio would log it
+    running = asyncio.get_running_loop().run_in_executor(_threads(), work)
+    deadline = asyncio.timeout(TIMEOUT_SEC)
+    try:
+        async with deadline:
+            await ended(running)
+    except TimeoutError:
+        raise SandboxTimeoutError(f"it took longer than {TIMEOUT_SEC:g} s") from None
+    finally:
+        if not running.done():
+            hang_up()
+            await shielded(asyncio.wait((running,)))
+        running.exception()  # retrieved: asyncio would log it
+    running.result()
 
 
 @contextlib.contextmanager
@@ -138,13 +149,12 @@ async def upload_dir(way: Way, source: Path, target: str, limit_bytes: int, exec
         OSError: Something in it can't be read.
         SandboxError: It is too large, or there is no place for it.
     """
-    if not await asyncio.to_thread(source.is_dir):
-        raise FileNotFoundError(f"{source} is not a directory of this machine")
-
     has_executable: bool | None = None
 
     def work(stream: Stream, check: Callable[[], None]) -> None:
         nonlocal has_executable
+        if not source.is_dir():
+            raise FileNotFoundError(f"{source} is not a directory of this machine")
         sender = Sender(stream, Allowance(limit_bytes, check), executable=os.fsencode(executable))
         with opened(source, os.O_RDONLY | os.O_DIRECTORY) as directory:
             _send(stream, lambda: sender.send_tree(directory))

@@ -133,7 +133,7 @@ class SupervisedSandbox(RunningSandbox):
         mountpoint = cache_dir() / "mountpoint"
         mountpoint.mkdir(exist_ok=True)
         cgroups.remove_abandoned_groups()
-        has_own_ids = not is_for_copying and not await asyncio.to_thread(own_ids.refusal)
+        has_own_ids = not is_for_copying and not own_ids.refusal()  # found when the image's ids were
         self._process_limits = cgroups.process_limits(limits.limits)
         config = SupervisorConfig(
             parent=os.getpid(),
@@ -440,12 +440,12 @@ class SupervisedSandbox(RunningSandbox):
         try:
             self._send_spec({**message, "id": number}, details, handles)
             async with asyncio.timeout(timeout_sec):
-                answer = await asyncio.shield(answered)
+                answer = await answered
         except TimeoutError:
             raise SandboxTimeoutError(f"the local sandbox took more than {timeout_sec:g} s while {what}") from None
         finally:
             self._pending.pop(number, None)
-            if not answered.done() and not self._is_lost:
+            if (answered.cancelled() or not answered.done()) and not self._is_lost:
                 self._kill(number)
         if "lost" in answer:
             raise self._lost(f"the local sandbox went away while {what}")
@@ -501,7 +501,7 @@ class SupervisedSandbox(RunningSandbox):
                     unfinished.cancel()
         finally:
             self._pending.pop(number, None)
-            if not answered.done() and not self._is_lost:
+            if (answered.cancelled() or not answered.done()) and not self._is_lost:
                 self._kill(number)
             for pipe in [*pipes, *([source] if source else [])]:
                 pipe.close()
@@ -512,7 +512,7 @@ class SupervisedSandbox(RunningSandbox):
     ) -> dict[str, Any]:
         try:
             async with asyncio.timeout(timeout_sec):
-                answer = await asyncio.shield(answered)
+                answer = await answered
         except TimeoutError:
             self._kill(number)
             raise SandboxTimeoutError(

@@ -229,11 +229,15 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             if self._hold is None:
                 raise SandboxStartError("the local sandbox's copy does not come up: its image was removed meanwhile")
         self._image = image
-        high_ids = await asyncio.to_thread(_high_ids, image)
+        ids = image.layers, image.user, image.high_ids
+        if ids not in _known_high_ids:
+            _known_high_ids[ids] = await asyncio.to_thread(_high_ids, image)
         self._sandbox = SupervisedSandbox()
         directories = self._directories(image)
         memory = None if copied is None else copied.memory
-        await self._sandbox.start(image.directories, self._limits(), directories, high_ids=high_ids, copied=memory)
+        await self._sandbox.start(
+            image.directories, self._limits(), directories, high_ids=_known_high_ids[ids], copied=memory
+        )
         if copied is None:
             await self._upload_environment_dir_after_start()
             await self._start_services(image)
@@ -360,6 +364,10 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     @override
     def memory_kills(self) -> int | None:
         return self._running().memory_kills()
+
+
+_known_high_ids: dict[tuple[tuple[str, ...], str, tuple[int, ...]], tuple[int, ...]] = {}
+"""Layers, USER and ids of an image's files → result of :func:`_high_ids`."""
 
 
 def _high_ids(image: Image) -> tuple[int, ...]:

@@ -40,14 +40,17 @@ def missing_packages() -> tuple[str, ...]:
     return missing
 
 
-def closed_networks(*, has_private: bool) -> list[str]:
+@functools.cache
+def closed_networks(*, has_private: bool) -> tuple[str, ...]:
     """Return the IPv4 networks that a sandbox with a public network must not reach; none contains another.
+
+    Cached at the first call, as this machine's addresses are.
 
     Args:
         has_private: Leave the private networks and this machine's own addresses open.
     """
     closed = _NEVER if has_private else (*_NEVER, *_PRIVATE, *own_addresses())
-    return [str(network) for network in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, closed))]
+    return tuple(map(str, ipaddress.collapse_addresses(map(ipaddress.IPv4Network, closed))))
 
 
 @functools.cache

@@ -107,7 +107,7 @@ class LocalOptions:
             has_network=has_network,
             may_have_network=has_network or any(later),
             may_switch_network=any(has != has_network for has in later),
-            closed_networks=tuple(closed_networks(has_private=self.private_network)),
+            closed_networks=closed_networks(has_private=self.private_network),
         )
 
 
