@@ -250,10 +250,10 @@ def remove_broken_layers(home: Path) -> list[Path]:
 
 
 def _broken_layers(layers: Iterable[str], entries: Mapping[str, int]) -> list[str]:
-    broken: list[str] = []
+    broken, place = list[str](), layers_dir()
     for name in layers:
         try:
-            found = len(os.listdir(layers_dir() / name))  # noqa: PTH208  # names are counted
+            found = len(os.listdir(place / name))  # noqa: PTH208  # names are counted
         except (FileNotFoundError, NotADirectoryError):
             found = -1
         if found != entries.get(name, max(found, 0)):

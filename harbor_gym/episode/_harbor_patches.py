@@ -1,5 +1,7 @@
 """The methods of Harbor's sandboxes and tasks that an episode replaces on the instances of its own trial.
 
+One is replaced for all of Harbor: it finds what it found before without reading a task's files again.
+
 Harbor has no hooks at these moments. tests/unit/episode/test_harbor_patches.py names the parts of Harbor that call the
 methods, and fails if an upgrade changes one of them.
 """
@@ -10,13 +12,15 @@ import functools
 import shlex
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import CoroutineType
 from typing import Any, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.models.task.task import Task
+from harbor.publisher.packager import Packager
 
+from harbor_gym._runtime.unchanged import UntilChanged
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 
 _CALLS = (
@@ -30,18 +34,43 @@ _PREPARING_CALLS = ("exec", "upload_file", "upload_dir", "ensure_dirs", "empty_d
 """Those by which Harbor, and an episode, prepare a sandbox for its policy."""
 
 
+_checksums = UntilChanged[str]()
+_content_hashes = UntilChanged[tuple[str, list[Path]]]()
+
+
 class _QuietTask(Task):
     @property
     @override
     def checksum(self) -> str:
+        return _checksums.get(self.task_dir, self._quiet_checksum)
+
+    def _quiet_checksum(self) -> str:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"Task\.checksum ", category=DeprecationWarning)
             return super().checksum
 
 
 def silence_checksum(task: Task) -> None:
-    """Suppress Harbor's warning when its trial reads the task's checksum: warnings may be turned into errors."""
+    """Suppress Harbor's warning when its trial reads the task's checksum: warnings may be turned into errors.
+
+    The checksum is found once for all trials, until a file of the task changes.
+    """
     task.__class__ = _QuietTask
+
+
+def _keep_content_hashes() -> None:
+    """Let Harbor's trials hash the files of a task once, until one changes, for the lock that each of them writes."""
+    compute = Packager.compute_content_hash
+
+    @functools.wraps(compute)
+    def kept(task_dir: Path) -> tuple[str, list[Path]]:
+        digest, files = _content_hashes.get(task_dir, lambda: compute(task_dir))
+        return digest, list(files)
+
+    Packager.compute_content_hash = staticmethod(kept)
+
+
+_keep_content_hashes()
 
 
 def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException], None]) -> None:

@@ -9,20 +9,26 @@ import functools
 import hashlib
 import inspect
 import operator
+import os
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import harbor.environments.docker.docker as harbor_docker
+import harbor.models.job.lock as lock
 import harbor.trial.artifact_handler as artifacts
 import harbor.trial.multi_step as multi_step
 import harbor.trial.trial as trial
 from harbor.environments.base import BaseEnvironment
 from harbor.environments.docker.docker import DockerEnvironment
+from harbor.models.task.task import Task
 
 import harbor_gym.sandboxes.docker
 from harbor_gym._runtime.harbor_versions import VERSION
+from harbor_gym.episode._harbor_patches import silence_checksum
+from tests.helpers.sandboxes.fake_episodes import fake_config
 
 TRIALS = {
     "ArtifactHandler.upload_artifacts": "51d83ecdeb80",
@@ -190,3 +196,27 @@ def test_what_calls_the_replaced_methods_is_as_it_was() -> None:
 
 def test_what_the_docker_sandbox_relies_on_is_as_it_was() -> None:
     assert relied_on() == of_this_version(DOCKER, DOCKER_SINCE)
+
+
+def digests(task_dir: Path) -> tuple[str, str]:
+    """Return the digests of a task in a trial's result and in its lock."""
+    task = Task(task_dir)
+    silence_checksum(task)
+    return task.checksum, lock.Packager.compute_content_hash(task_dir)[0]
+
+
+def test_the_digests_of_a_task_are_kept_until_its_files_change(tmp_path: Path) -> None:
+    task_dir = fake_config(tmp_path / "task").task_dir
+    script = task_dir / "tests" / "test.sh"
+    time.sleep(0.2)  # its last change is then settled
+    before = digests(task_dir)
+    assert digests(task_dir) == before
+    changed = script.stat()
+    script.write_bytes(script.read_bytes()[::-1])
+    os.utime(script, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    time.sleep(0.2)
+    after = digests(task_dir)
+    assert after == digests(task_dir)
+    assert all(new != old for new, old in zip(after, before, strict=True))
+    fresh = inspect.unwrap(lock.Packager.compute_content_hash)
+    assert after[1] == fresh(task_dir)[0]
