@@ -52,6 +52,32 @@ def test_what_can_not_be_executed_is_named_with_the_kernels_error(launcher: Path
     assert (done.returncode, done.stderr) == (126, "/nothing: cannot execute: error 2\n")
 
 
+_TIE = """
+import os, sys
+words = ["tied", str(os.getpid()), "/bin/sh", "sh", "-c", 'echo "$0 $1"; pwd; read -r line', "name", "one"]
+os.posix_spawn(sys.argv[1], words, {})
+sys.stdin.read()
+"""
+
+
+def test_tied_to_its_parent_it_ends_with_it(launcher: Path) -> None:
+    """The pipe is open for as long as one of both processes lives."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _TIE, launcher],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as parent:  # fmt: skip
+        assert parent.stdout is not None
+        assert [parent.stdout.readline() for _ in range(2)] == ["name one\n", "/\n"]
+        parent.kill()
+        assert parent.stdout.read() == ""
+
+
+def test_tied_to_a_parent_that_is_gone_it_does_not_begin(launcher: Path) -> None:
+    words = ["tied", str(os.getppid()), "/bin/sh", "sh", "-c", "echo begun"]
+    done = subprocess.run(words, executable=launcher, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (126, "")
+
+
 def test_as_init_it_reports_and_lives_until_its_input_ends(launcher: Path) -> None:
     init = subprocess.Popen(["init"], executable=launcher, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with init:

@@ -10,7 +10,9 @@ _SWITCH = """
 import sys, time
 from types import SimpleNamespace
 from network import UserNetwork
-network = UserNetwork(SimpleNamespace(slirp4netns=sys.argv[1], may_have_network=True, may_switch_network=True))
+from kernel import programs
+config = SimpleNamespace(slirp4netns=sys.argv[1], may_have_network=True, may_switch_network=True)
+network = UserNetwork(config, programs.open_first())
 end = network._outsider.end
 
 def end_late():
@@ -48,7 +50,9 @@ _ONE = """
 import os, sys
 from types import SimpleNamespace
 from network import UserNetwork
-network = UserNetwork(SimpleNamespace(slirp4netns=sys.argv[1], may_have_network=True, may_switch_network=False))
+from kernel import programs
+config = SimpleNamespace(slirp4netns=sys.argv[1], may_have_network=True, may_switch_network=False)
+network = UserNetwork(config, programs.open_first())
 with open("/proc/self/ns/net") as namespace:
     network.begin(namespace.fileno())
     network.wait()

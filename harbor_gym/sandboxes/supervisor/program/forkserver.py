@@ -12,11 +12,12 @@ import select
 import signal
 import socket
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import control_socket
 import serving
 import transfers
+from child import become_plain
 from kernel import packet_filter
 from kernel.calls import PR_SET_CHILD_SUBREAPER, prctl
 
@@ -33,6 +34,7 @@ def run(requests_fd: int, caller: int) -> int:
         parent = os.pidfd_open(caller)
     except ProcessLookupError:
         return 0
+    become_plain()
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, control_socket.ignore)
     signal.set_wakeup_fd(wake_write)
@@ -42,6 +44,7 @@ def run(requests_fd: int, caller: int) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     with contextlib.suppress(OSError):  # a sandbox that needs it reports that
         packet_filter.load()
+    is_warm = False
     while True:
         ready = {handle for handle, _ in poll.poll()}
         if wake_read in ready:
@@ -53,14 +56,18 @@ def run(requests_fd: int, caller: int) -> int:
             payload, handles = control_socket.receive(requests, _REQUEST_BYTES)
             if not payload:
                 return 0
-            _fork(payload, handles, (requests_fd, parent, wake_read, wake_write))
+            config = json.loads(payload)
+            if not is_warm and "transfers" not in config:
+                serving.warm_up(config)
+                is_warm = True
+            _fork(config, handles, (requests_fd, parent, wake_read, wake_write))
 
 
-def _fork(payload: bytes, handles: list[int], own: tuple[int, ...]) -> None:
+def _fork(config: Any, handles: list[int], own: tuple[int, ...]) -> None:
     control, answer, *further = handles
     pid = os.fork()
     if pid == 0:
-        _become(payload, control, further, (answer, *own))
+        _become(config, control, further, (answer, *own))
     for handle in (control, *further):
         os.close(handle)
     # The child is not collected before this returns, so the pid is not reused.
@@ -70,14 +77,13 @@ def _fork(payload: bytes, handles: list[int], own: tuple[int, ...]) -> None:
     os.close(pidfd)
 
 
-def _become(payload: bytes, control: int, further: list[int], not_its_own: tuple[int, ...]) -> NoReturn:
+def _become(config: Any, control: int, further: list[int], not_its_own: tuple[int, ...]) -> NoReturn:
     status = 1
     try:
         signal.set_wakeup_fd(-1)
         for handle in not_its_own:
             os.close(handle)
         os.setsid()
-        config = json.loads(payload)
         if "transfers" in config:
             status = transfers.serve(control, config["transfers"], *further)
         else:

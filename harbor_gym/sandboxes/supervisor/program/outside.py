@@ -19,20 +19,18 @@ type Become = Callable[[list[int]], NoReturn]
 class Outsider:
     """Runs at most one process at a time, and ends, which the supervisor notices, when that process ends by itself."""
 
-    def __init__(self, become: Become, *, is_for_one: bool) -> None:
+    def __init__(self, become: Become) -> None:
         """Fork. Call this before the supervisor enters the sandbox, and before it opens any descriptor of its own.
 
         Args:
             become: What the process to start does.
-            is_for_one: Become the process when one is to start, in place of forking it: no other can follow.
         """
-        self._is_for_one = is_for_one
         self._control, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _serve(far_end, become, supervisor, is_for_one=is_for_one)
+                _serve(far_end, become, supervisor)
             finally:
                 os._exit(1)
         far_end.close()
@@ -43,17 +41,12 @@ class Outsider:
 
     def end(self) -> None:
         """End the process, and wait for its end."""
-        if self._is_for_one:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it ended before
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-            return
         with contextlib.suppress(OSError):  # it ended with its process
             self._control.send(_END)
             self._control.recv(_REQUEST_BYTES)
 
 
-def _serve(control: socket.socket, become: Become, supervisor: int, *, is_for_one: bool) -> None:
+def _serve(control: socket.socket, become: Become, supervisor: int) -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         return
@@ -65,10 +58,10 @@ def _serve(control: socket.socket, become: Become, supervisor: int, *, is_for_on
     while True:
         message, handles = _receive(control)
         if message == _START:
-            running = 0 if is_for_one else os.fork()
+            running = os.fork()
             if running == 0:
                 prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-                if own in (os.getpid(), os.getppid()):  # else the parent was killed before
+                if os.getppid() == own:  # else that was killed before
                     become(handles)
                 return
             signal.signal(signal.SIGCHLD, lambda _number, _frame: os._exit(0))

@@ -33,6 +33,7 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 """The same numbers on every architecture since Linux 5.1."""
 _FSOPEN_CLOEXEC, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSMOUNT_CLOEXEC = 1, 1, 6, 1
+_Header, _Data = ctypes.c_uint32 * 2, ctypes.c_uint32 * 6
 _libc = ctypes.CDLL(None, use_errno=True)
 _DROPPED_CAPABILITIES = [
     capability
@@ -141,8 +142,8 @@ def set_host_name(name: str) -> None:
 
 
 def _capability_data() -> tuple[Any, Any]:
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    data = (ctypes.c_uint32 * 6)()
+    header = _Header(_CAPABILITY_VERSION_3, 0)
+    data = _Data()
     _checked(_libc.capget(header, data), "capget")
     return header, data
 

@@ -3,12 +3,13 @@
  *
  *   init                   be PID 1: report "up" on standard output, then reap children until standard input ends
  *   launch PATH ARGV...    become the program at PATH with ARGV and the inherited environment
+ *   tied PID PATH ARGV...  the same, outside of the sandbox, and end with the parent PID
  *
  * `launch` stands between the supervisor's Python and the sandbox's program. A program of the sandbox that is a script
  * whose interpreter is /proc/self/exe then gets this sealed copy, and never a file of the host (CVE-2019-5736).
  */
 #if defined(__x86_64__)
-enum { READ = 0, WRITE = 1, CLOSE = 3, SIGACTION = 13, EXECVE = 59, EXIT = 231, PRCTL = 157 };
+enum { READ = 0, WRITE = 1, CLOSE = 3, SIGACTION = 13, EXECVE = 59, EXIT = 231, PRCTL = 157, CHDIR = 80, GETPPID = 110 };
 static long call(long number, long a, long b, long c, long d) {
     long result;
     register long r10 __asm__("r10") = d;
@@ -18,7 +19,7 @@ static long call(long number, long a, long b, long c, long d) {
 }
 __asm__(".globl _start\n_start: mov %rsp, %rdi\n and $-16, %rsp\n call run\n");
 #elif defined(__aarch64__)
-enum { READ = 63, WRITE = 64, CLOSE = 57, SIGACTION = 134, EXECVE = 221, EXIT = 94, PRCTL = 167 };
+enum { READ = 63, WRITE = 64, CLOSE = 57, SIGACTION = 134, EXECVE = 221, EXIT = 94, PRCTL = 167, CHDIR = 49, GETPPID = 173 };
 static long call(long number, long a, long b, long c, long d) {
     register long x8 __asm__("x8") = number;
     register long x0 __asm__("x0") = a;
@@ -33,7 +34,8 @@ __asm__(".globl _start\n_start: mov x0, sp\n bl run\n");
 #error "no system call numbers for this machine"
 #endif
 
-enum { SIGCHLD = 17, SIG_IGN = 1, SIGNAL_SET_BYTES = 8, EINTR = 4, PR_SET_DUMPABLE = 4, PR_SET_NAME = 15, REFUSED = 126 };
+enum { SIGKILL = 9, SIGCHLD = 17, SIG_IGN = 1, SIGNAL_SET_BYTES = 8, EINTR = 4, REFUSED = 126 };
+enum { PR_SET_PDEATHSIG = 1, PR_SET_DUMPABLE = 4, PR_SET_NAME = 15 };
 
 static void be_init(void) {
     /* Ignored: the kernel then collects the children of this process by itself. */
@@ -64,10 +66,22 @@ static void fail(char *path, long number) {
     call(EXIT, REFUSED, 0, 0, 0);
 }
 
+static void tie_to(const char *digits) {
+    long parent = 0;
+    while (*digits) parent = parent * 10 + *digits++ - '0';
+    call(PRCTL, PR_SET_PDEATHSIG, SIGKILL, 0, 0);
+    if (call(GETPPID, 0, 0, 0, 0) != parent) call(EXIT, REFUSED, 0, 0, 0); /* it was killed before */
+    call(CHDIR, (long)"/", 0, 0, 0);
+}
+
 __attribute__((used, noreturn)) void run(long *stack) {
     long count = stack[0];
     char **arguments = (char **)(stack + 1);
     if (count < 3) be_init();
+    if (arguments[0][0] == 't') {
+        tie_to(*++arguments);
+        count--;
+    }
     fail(arguments[1], -call(EXECVE, (long)arguments[1], (long)(arguments + 2), (long)(arguments + count + 1), 0));
     __builtin_unreachable();
 }
