@@ -27,6 +27,7 @@ from tests.benchmarks.gateway import measure as gateway
 from tests.benchmarks.scale import fleet, soak
 from tests.benchmarks.truth import measure as truth
 from tests.benchmarks.truth.sessions import make_sessions
+from tests.helpers.engines import use_unpacked_engines
 
 benchmarks = typer.Typer(
     cls=PlainGroup,
@@ -125,9 +126,18 @@ def run_fork(
     turns: Annotated[int, typer.Option(min=2, help="Turns of the episode that is copied.")] = 8,
     copies: Annotated[int, typer.Option(min=2, help="Copies that are made at once.")] = 16,
     repeat: Annotated[int, typer.Option(min=1, help="Times that copies are made.")] = 5,
+    cycles: Annotated[
+        int | None, typer.Option(min=1, help="Make and close so many copies in turn instead; count what is left.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Time a snapshot, a copy and many at once of a running episode, and look at the state of each copy."""
+    if cycles is not None:
+        with measuring(env):
+            show = partial(show_progress, "cycles", total=cycles)
+            left = asyncio.run(fork.bench_cycles(env, turns=turns, cycles=cycles, on_progress=show))
+        print_report(left, format_fields, as_json)
+        return
     with measuring(env):
         report = asyncio.run(fork.bench_fork(env, turns=turns, copies=copies, repeat=repeat))
     print_report(report, fork.format_fork, as_json)
@@ -262,4 +272,5 @@ def run_trl(
 
 
 if __name__ == "__main__":
+    use_unpacked_engines()
     run_and_exit(partial(benchmarks, prog_name="make bench"))

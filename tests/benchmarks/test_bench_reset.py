@@ -98,6 +98,19 @@ def test_copies_are_timed_and_each_has_what_its_parent_had() -> None:
     assert all(row["fork_all_ms"] > 0 for row in report["rows"])
 
 
+@pytest.mark.local
+@pytest.mark.criu
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("nothing_left")
+def test_copies_that_are_made_and_closed_in_turn_leave_nothing() -> None:
+    require_engine("local")
+    require_engine("criu")
+    done = run_benchmark("fork", "--turns", "2", "--cycles", "20", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["mode"], report["cycles"], report["wrong"], report["left"]) == ("exact", 20, 0, [])
+
+
 @pytest.mark.docker
 @pytest.mark.slow
 def test_harbors_own_session_runs_the_same_script_on_docker() -> None:

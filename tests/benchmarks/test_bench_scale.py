@@ -7,12 +7,14 @@ from typing import Any, override
 import pytest
 
 from harbor_gym.bench.memory import measure_idle_memory
+from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.testing import FakeEnvironment
 from tests.benchmarks.scale import SoakReport, bench_scale, bench_soak
-from tests.benchmarks.scale.holdings import Holdings
+from tests.benchmarks.scale.holdings import Holdings, take_holdings
 from tests.benchmarks.scale.soak import format_soak
 from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.sandboxes.fake_episodes import FAKE, fake_config
+from tests.helpers.sandboxes.local import make_sandbox, running
 
 HERE = __name__
 
@@ -61,6 +63,19 @@ async def test_what_is_left_is_reported() -> None:
             file.close()
 
 
+@pytest.mark.local
+async def test_a_sandboxs_network_descriptors_and_groups_are_held(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path / "first")):
+        before = take_holdings()
+        async with running(make_sandbox(tmp_path / "second")):
+            held = take_holdings()
+        after = take_holdings()
+    assert after.exceeds(before) == []
+    assert held.networks == before.networks + 1
+    assert held.descriptors_below > before.descriptors_below
+    assert held.groups > before.groups or not cgroups.places()
+
+
 @pytest.mark.usefixtures("nothing_left")
 async def test_every_troubled_episode_is_accounted_for() -> None:
     done: list[int] = []
@@ -94,6 +109,9 @@ def test_a_soak_is_shown_with_its_outcomes_below_one_another() -> None:
 def test_holdings_are_compared_but_for_memory() -> None:
     before = Holdings(1, 1, 10, 5, 2, 0, 0)
     assert Holdings(9, 9, 10, 4, 2, 0, 0).exceeds(before) == []
+    assert Holdings(1, 1, 10, 5, 2, 0, 0, 1, 2, 3).exceeds(before) == [
+        "1 descriptors_below, were 0", "2 networks, were 0", "3 groups, were 0",
+    ]  # fmt: skip
     assert Holdings(1, 1, 11, 5, 3, 0, 0).exceeds(before) == ["11 descriptors, were 10", "3 processes, were 2"]
 
 

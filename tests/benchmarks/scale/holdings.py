@@ -1,6 +1,7 @@
 """The processes, files and memory of this process on its machine at one moment."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from harbor_gym._runtime.procfs import PROC, descendants
 from harbor_gym.bench.memory import pss_bytes
+from harbor_gym.sandboxes.local import cgroups
 
 _MORE_THAN_ITS_THREADS = 40
 _HOLD_SEC = 0.02
@@ -36,9 +38,18 @@ class Holdings:
     folders: int
     """Temporary ones of harbor_gym's."""
 
+    descriptors_below: int = 0
+    """Of the processes below."""
+
+    networks: int = 0
+    """Network namespaces that those are in or have a descriptor of."""
+
+    groups: int = 0
+    """Control groups of this process's sandboxes."""
+
     def exceeds(self, other: "Holdings") -> list[str]:
         """Return the counts that are higher here than in ``other``, a line each, memory aside."""
-        names = ("descriptors", "threads", "processes", "mounts", "folders")
+        names = ("descriptors", "threads", "processes", "mounts", "folders", "descriptors_below", "networks", "groups")
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{now} {name}, were {then}" for name, now, then in pairs if now > then]
 
@@ -55,6 +66,9 @@ def take_holdings() -> Holdings:
     gc.collect()
     own = PROC / "self"
     below = descendants(os.getpid())
+    handles = {pid: _links(PROC / str(pid) / "fd") for pid in below}
+    networks = {link for pid in below for link in (*_links(PROC / str(pid) / "ns"), *handles[pid])}
+    groups = cgroups.group_name().rpartition("-")[0]
     mounts = [line for line in (own / "mounts").read_text().splitlines() if "harbor" in line]
     return Holdings(
         host_bytes=pss_bytes([os.getpid()]),
@@ -64,4 +78,17 @@ def take_holdings() -> Holdings:
         processes=len(below),
         mounts=len(mounts),
         folders=len(list(Path(tempfile.gettempdir()).glob("harbor-gym*"))),
+        descriptors_below=sum(map(len, handles.values())),
+        networks=sum(link.startswith("net:") for link in networks),
+        groups=sum(len(list(place.directory.glob(f"{groups}-*"))) for place in cgroups.places().values()),
     )
+
+
+def _links(directory: Path) -> list[str]:
+    """Return where a process's links lead; none of one that has ended."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            with contextlib.suppress(OSError):
+                found.append(str(path.readlink()))
+    return found
