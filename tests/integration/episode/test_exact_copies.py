@@ -4,19 +4,20 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym._runtime.procfs import descendants, text_or_empty
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxError, UsageError
 from harbor_gym.sandboxes.local.environment import SandboxDump
 from harbor_gym.terminal import TmuxTerminal, open_terminal
 from harbor_gym.types import Command, StepResult
+from tests.helpers.copies import config_of, copied, typed
 from tests.helpers.sandboxes.local import make_sandbox, running
 from tests.helpers.tasks import BASE, DONE, UNDONE, write_steps, write_task
 
@@ -29,29 +30,6 @@ pytestmark = [
 
 DEV = f"FROM {BASE}\nRUN useradd --create-home --uid 1234 dev && mkdir /app && chown dev /app\nWORKDIR /srv\n"
 VERDICT = "#!/bin/bash\nif {}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
-
-
-def config_of(task_dir: Path, **settings: Any) -> TerminalEnvConfig:
-    settings = {"sandbox": "local", "confirm_task_complete": False, "sandbox_options": {"forkable": True}, **settings}
-    return TerminalEnvConfig(task_dir=task_dir, **settings)
-
-
-@contextlib.asynccontextmanager
-async def copied(config: TerminalEnvConfig, *lines: str, n: int = 1) -> AsyncGenerator[list[AsyncTerminalGymEnv]]:
-    """Yield an episode that has typed these lines, and behind it n copies."""
-    async with contextlib.AsyncExitStack() as stack:
-        parent = await stack.enter_async_context(AsyncTerminalGymEnv(config))
-        await parent.reset()
-        for line in lines:
-            await typed(parent, line)
-        copies = [await stack.enter_async_context(copy) for copy in await parent.fork(n, mode="exact")]
-        yield [parent, *copies]
-
-
-async def typed(env: AsyncTerminalGymEnv, line: str, wait_sec: float = 10.0) -> str:
-    result = await env.step([(line, wait_sec)])
-    assert not result.done
-    return result.observation
 
 
 # --- what a copy goes on with ----------------------------------------------------------------------------------------

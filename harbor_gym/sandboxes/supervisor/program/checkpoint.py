@@ -11,6 +11,7 @@ ld.so(8).
 import base64
 import contextlib
 import errno
+import json
 import os
 import select
 import signal
@@ -37,6 +38,8 @@ from messages import Criu, SupervisorConfig
 
 IMAGES, UPPER, SHM = "images", "upper", "shm"
 """Directories of a copy in memory."""
+_CPUS = "cpus.json"
+"""Beside CRIU's images: the processors of each thread that may not run on all, which CRIU leaves out."""
 _LOG = "criu.log"
 _DUMP, _NOTIFY = 1, 6
 """Of rpc.proto's criu_req_type."""
@@ -52,6 +55,9 @@ _REPLACED = "Can't create link remap for "
 """What CRIU says of a deleted file that has another name, or is the image's."""
 
 _CAPABILITY = "security.capability"
+_ACLS = ("system.posix_acl_access", "system.posix_acl_default")
+_ACL_ENTRY, _ACL_OF_ID = struct.Struct("<HHI"), (2, 8)
+"""An entry behind the first four bytes: tag, rights, id; the tags whose id counts."""
 _SETNS, _SETGROUPS, _SETRESUID, _SETRESGID, _PRCTL = 308, 116, 117, 119, 157
 """Of x86_64."""
 _PR_SET_DUMPABLE = 4
@@ -190,6 +196,8 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
     def copy_files() -> None:
         with place.entered():
             _require_no_others(root)
+            _require_read_datagrams()
+            _note_cpus(images, _split(root)[0])
         for name, source in ((UPPER, "upper/."), (SHM, f"/proc/self/fd/{shm}/.")):
             target = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
             _copy(source, target)
@@ -278,8 +286,15 @@ def restore(place: Place, criu: Criu, memory: int, source: Extents) -> dict[str,
             raise CheckpointError(f"process {min(others)} of the new sandbox may have an id of the dump's")
         shm = os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     copied = os.open(SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
-    _copy(f"/proc/self/fd/{copied}/.", shm)
-    give(shm, source, place.extents)
+    if os.listdir(copied):  # noqa: PTH208
+        # Only the sandbox's own root can make files there, and has no ids but its own.
+        state = os.statvfs(f"/proc/self/fd/{shm}")
+        room = memory_directory(state.f_blocks * state.f_frsize)
+        moved = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=room)
+        _copy(f"/proc/self/fd/{copied}/.", moved)
+        give(moved, source, place.extents)
+        _copy(f"/proc/self/fd/{moved}/.", shm, place.init)
+    os.fchmod(shm, stat.S_IMODE(os.fstat(copied).st_mode))  # cp lets a directory that is there keep its sticky bit
 
     def begin() -> None:
         cgroups.join(place.cgroup_fds)
@@ -296,6 +311,9 @@ def restore(place: Place, criu: Criu, memory: int, source: Extents) -> dict[str,
     pid = _start(criu, arguments, (images, place.mounts, place.init), begin, enter)
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         raise CheckpointError(f"the processes can't be restored{_why(os.pread(log, _MESSAGE_BYTES, 0))}")
+    for thread, cpus in json.loads(_content(images, _CPUS)).items():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cpus)
     return {}
 
 
@@ -509,6 +527,29 @@ def _require_no_others(root: int) -> None:
         raise CheckpointError(f"process {others[0]} ({_name(others[0])}) is not below the terminal's first one")
 
 
+def _require_read_datagrams() -> None:
+    for name in ("udp", "udp6"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{name}", encoding="utf-8") as lines:  # noqa: PTH123
+            for line in lines:
+                _, local, _, _, queues, *_ = line.split()
+                if int(queues.partition(":")[2], 16) if ":" in queues else 0:
+                    port = int(local.rpartition(":")[2], 16)
+                    raise CheckpointError(f"UDP port {port} has data that nobody has read, which CRIU would leave out")
+
+
+def _note_cpus(images: int, pids: Sequence[int]) -> None:
+    """Write down on which processors threads may run, of those that may not run where this process may."""
+    usual, notes = os.sched_getaffinity(0), dict[int, list[int]]()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for thread in map(int, os.listdir(f"/proc/{pid}/task")):  # noqa: PTH208
+                if (cpus := os.sched_getaffinity(thread)) != usual:
+                    notes[thread] = sorted(cpus)
+    handle = os.open(_CPUS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=images)
+    os.write(handle, json.dumps(notes).encode())
+    os.close(handle)
+
+
 def _end_children() -> None:
     """End CRIU, what it started and who watches it: the policy may have stopped some."""
     while children := [pid for pid, parent in _processes().items() if parent == os.getpid()]:
@@ -549,21 +590,32 @@ def _owner_of(pids: Sequence[int]) -> tuple[int, int]:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _copy(source: str, target: int) -> None:
-    """Copy a directory's content with all that belongs to it. No link is followed."""
+def _copy(source: str, target: int, init: int | None = None) -> None:
+    """Copy a directory's content with all that belongs to it, by the root of ``init``; no link is followed."""
+    problems = os.memfd_create("problems", os.MFD_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         try:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.dup2(problems, 2)
+            if init is not None:
+                os.setns(init, os.CLONE_NEWUSER)
+                os.setgroups([])
+                os.setresgid(0, 0, 0)
+                os.setresuid(0, 0, 0)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of ids takes it away
             os.set_inheritable(target, True)
             for word in source.split("/"):
                 if word.isdecimal():
                     os.set_inheritable(int(word), True)
-            os.execv("/bin/cp", ["cp", "--archive", source, f"/proc/self/fd/{target}/"])
+            os.execve("/bin/cp", ["cp", "--archive", source, f"/proc/self/fd/{target}/"], {"LC_ALL": "C"})
         finally:
             os._exit(127)
-    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
-        raise CheckpointError("the sandbox's files can't be copied")
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # The line's end says why; before it stands the policy's path, of any length.
+    first = os.pread(problems, _MESSAGE_BYTES, 0).decode("utf-8", "replace").partition("\n")[0]
+    os.close(problems)
+    if status:
+        raise CheckpointError(f"the sandbox's files can't be copied: {first.rpartition(': ')[2] or f'status {status}'}")
 
 
 def give(directory: int, source: Extents, target: Extents) -> None:
@@ -593,16 +645,18 @@ def give(directory: int, source: Extents, target: Extents) -> None:
             seen.add((state.st_dev, state.st_ino))
         path = f"/proc/self/fd/{parent}/{name}" if name else f"/proc/self/fd/{parent}"
         follow = not name
-        capability = b""
-        if stat.S_ISREG(state.st_mode):
-            with contextlib.suppress(OSError):
-                capability = os.getxattr(path, _CAPABILITY, follow_symlinks=follow)
+        attributes: dict[str, bytes] = {}
+        if not stat.S_ISLNK(state.st_mode):
+            for attribute in os.listxattr(path, follow_symlinks=follow):
+                if attribute in (_CAPABILITY, *_ACLS):
+                    attributes[attribute] = os.getxattr(path, attribute, follow_symlinks=follow)
         os.chown(path, moved(state.st_uid), moved(state.st_gid), follow_symlinks=follow)
         if not stat.S_ISLNK(state.st_mode):
             # A change of owner takes setuid and setgid away, and capabilities.
             os.chmod(path, stat.S_IMODE(state.st_mode))  # noqa: PTH101
-        if capability:
-            os.setxattr(path, _CAPABILITY, _moved_capability(capability, moved), follow_symlinks=follow)
+        for attribute, value in attributes.items():
+            new = (_moved_acl if attribute in _ACLS else _moved_capability)(value, moved)
+            os.setxattr(path, attribute, new, follow_symlinks=follow)
         if not stat.S_ISLNK(state.st_mode):
             os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns), follow_symlinks=follow)
 
@@ -632,6 +686,14 @@ def _moved_capability(value: bytes, moved: Callable[[int], int]) -> bytes:
         return value
     (root,) = struct.unpack_from("<I", value, 20)
     return value[:20] + struct.pack("<I", moved(root))
+
+
+def _moved_acl(value: bytes, moved: Callable[[int], int]) -> bytes:
+    """Return an access control list with other ids; see acl(5)."""
+    entries = _ACL_ENTRY.iter_unpack(value[4:])
+    return value[:4] + b"".join(
+        _ACL_ENTRY.pack(tag, rights, moved(number) if tag in _ACL_OF_ID else number) for tag, rights, number in entries
+    )
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -700,9 +762,13 @@ def _join_user_namespace(images: int) -> None:
 
 
 def _first_entry(images: int, name: str) -> bytes:
+    return next(_entries(_content(images, name)))
+
+
+def _content(images: int, name: str) -> bytes:
     handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=images)
     try:
-        return next(_entries(os.pread(handle, _MESSAGE_BYTES, 0)))
+        return os.pread(handle, os.fstat(handle).st_size, 0)
     finally:
         os.close(handle)
 

@@ -90,6 +90,8 @@ class _Supervisor:
         self.cgroup_fds = cgroups.open_cgroup_fds(self.config.cgroups)
         namespaces.mount_place(self.config, self.ids)
         if self.config.is_copy:
+            # The overlay's own directories need room too, of which the policy may have left none.
+            namespaces.open_reserve(self.config.storage_bytes)
             self.take_files()
         # The sandbox's first process is a grandchild, whose parent ends.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -102,6 +104,8 @@ class _Supervisor:
         namespaces.mount_root(self.config, self.ids, user_namespace)
         os.close(user_namespace)
         self.init = self.namespace_build.finish()
+        if self.config.is_copy:
+            namespaces.close_reserve(self.config.storage_bytes)
         self.memory_kills.prioritize()
         self.init_pidfd = os.pidfd_open(self.init)
         self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)

@@ -1,0 +1,307 @@
+"""What a policy may have made of its sandbox: each is in a copy as it is in the parent, or is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym import AsyncTerminalGymEnv
+from harbor_gym.errors import SandboxError
+from tests.helpers.copies import config_of, copied, typed
+from tests.helpers.tasks import BASE, write_task
+
+pytestmark = [
+    pytest.mark.local,
+    pytest.mark.criu,
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.timeout(300),
+]
+
+PATIENT_SEC = 60.0
+
+
+def python(program: str) -> str:
+    """Return keystrokes that run a program."""
+    return f"python3 - <<'E'\n{program.strip()}\nE\n"
+
+
+# --- work that goes on ------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_listens_serves_each_its_own(task_dir: Path) -> None:
+    lines = (
+        "mkdir /w; cd /w; echo common >one; python3 -m http.server 80 >/dev/null 2>&1 &\n",
+        "until (: </dev/tcp/127.0.0.1/80) 2>/dev/null; do sleep 0.1; done; sleep 1; cd /w\n",
+    )
+    get = "clear; python3 -c 'import urllib.request as r; print(r.urlopen(\"http://127.0.0.1/one\").read())'\n"
+    async with copied(config_of(task_dir), *lines) as (parent, copy):
+        await typed(copy, "echo copied >one\n")
+        assert "b'copied\\n'" in await typed(copy, get, PATIENT_SEC)
+        assert "b'common\\n'" in await typed(parent, get, PATIENT_SEC)
+
+
+async def test_a_compilation_in_the_background_ends_in_each(task_dir: Path) -> None:
+    """Python's own library, a process for each file: there is no compiler of C in the base."""
+    compile_one = "python3 -c 'import py_compile, sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)'"
+    lines = (
+        "mkdir /out; ls /usr/lib/python3*/*.py | head -n 40 >/files\n",
+        f"for f in $(cat /files); do {compile_one} $f /out/$(basename $f)c; done && touch /built &\n",
+        "until [ $(ls /out | wc -l) -gt 2 ]; do sleep 0.05; done\n",
+    )
+    async with copied(config_of(task_dir), *lines) as envs:
+        ask = "wait; clear; ls /built; ls /out | wc -l; cat /out/* | md5sum\n"
+        seen = [(await typed(env, ask, 120.0)).splitlines()[-4:-1] for env in envs]
+        assert seen[0] == seen[1]
+        assert seen[0][:2] == ["/built", "40"]
+
+
+async def test_a_copy_of_a_copy_of_a_copy(task_dir: Path) -> None:
+    async with copied(config_of(task_dir), "x=1; sleep 1000 &\n") as (parent, copy):
+        (second,) = await copy.fork(1, mode="exact")
+        async with second:
+            await typed(second, "x=2; echo 2 >/srv/n\n")
+            (third,) = await second.fork(1, mode="exact")
+            async with third:
+                await typed(third, "x=3; echo 3 >/srv/n\n")
+                (fourth,) = await third.fork(1, mode="exact")
+                async with fourth:
+                    ask = "clear; echo $x $(cat /srv/n 2>&1) $(pgrep -cx sleep) $(jobs -p | wc -l)\n"
+                    envs = (parent, copy, second, third, fourth)
+                    seen = [(await typed(env, ask)).splitlines()[-2] for env in envs]
+    none = "cat: /srv/n: No such file or directory 1 1"
+    assert seen == [f"1 {none}", f"1 {none}", "2 2 1 1", "3 3 1 1", "3 3 1 1"]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+_LIBC = "import ctypes, os, select, signal, socket, threading, time; l = ctypes.CDLL(None)\n"
+STATES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "a stopped process": (
+        ("sleep 1000 & kill -STOP $!; sleep 0.2\n",),
+        "clear; ps -o stat= -p $!; kill -CONT $!; sleep 0.2; ps -o stat= -p $!\n",
+        "\nT\nS\n",
+    ),
+    "a deleted working directory": (("mkdir /d; cd /d; rmdir /d; x=5\n",), "clear; echo $x; cd ..; pwd -P\n", "\n5\n"),
+    "another terminal": (
+        ("python3 -c 'import pty; pty.spawn(\"/bin/bash\")'\n", "x=5\n"),
+        "clear; echo $x $(tty)\n",
+        "5 /dev/pts/1\n",
+    ),
+    "tmux in tmux": (
+        ("env -u TMUX tmux -L in -f /dev/null new-session\n", "x=5\n"),
+        "echo $((x+1)) $(tty)\n",
+        "6 /dev/pts/1",
+    ),
+    "sessions of their own": (
+        ("setsid sleep 1000 & (setsid sleep 2000 &); sleep 0.2\n",),
+        "clear; pgrep -ax sleep | cut -d' ' -f2-; kill $(pgrep -x sleep)\n",
+        "\nsleep 1000\nsleep 2000\n",
+    ),
+    "a locked file": (("exec 9>/srv/l; flock 9\n",), "clear; flock -n /srv/l echo free || echo held\n", "\nheld\n"),
+    "a processor": (("taskset -c 0 sleep 1000 &\n", "sleep 0.2\n"), "clear; taskset -cp $!\n", "list: 0\n"),
+    "limits, and a trap": (
+        ("ulimit -n 64; umask 027; trap 'echo caught' USR1\n",),
+        "clear; ulimit -n; umask; kill -USR1 $$\n",
+        "\n64\n0027\ncaught\n",
+    ),
+    "signalfd, timerfd, eventfd, epoll": (
+        (
+            "python3 -q\n",
+            f"{_LIBC}e = os.eventfd(7); p = select.epoll(); p.register(e, 1)\n",
+            "m = (ctypes.c_ulonglong * 16)(1 << 9); s = l.signalfd(-1, m, 0); t = l.timerfd_create(1, 0)\n",
+            "l.timerfd_settime(t, 0, (ctypes.c_long * 4)(0, 0, 1000, 0), None); left = (ctypes.c_long * 4)()\n",
+        ),
+        "p.poll(0) == [(e, 1)], os.eventfd_read(e), l.timerfd_gettime(t, left), 0 < left[2] <= 1000\n",
+        "(True, 7, 0, True)",
+    ),
+    "what waits in pipes, sockets and a file without a name": (
+        (
+            "python3 -q\n",
+            f"{_LIBC}a, b = socket.socketpair(); socket.send_fds(a, [b'stream'], [0])\n",
+            "c, d = socket.socketpair(type=socket.SOCK_DGRAM); c.send(b'one'); c.send(b'two'); r, w = os.pipe()\n",
+            "f = l.memfd_create(b'm', 0); os.write(f, b'memory'), os.write(w, b'pipe'), b.settimeout(9)\n",
+        ),
+        "len(socket.recv_fds(b, 9, 1)[1]), d.recv(9), d.recv(9), os.pread(f, 9, 0), os.read(r, 9)\n",
+        "(1, b'one', b'two', b'memory', b'pipe')",
+    ),
+    "threads, a timer and a filter of its own": (
+        (
+            "python3 -q\n",
+            f"{_LIBC}t = threading.Thread(target=time.sleep, args=(1e6,), daemon=True); t.start()\n",
+            "import struct; _ = signal.setitimer(signal.ITIMER_REAL, 1e6); _ = l.prctl(38, 1, 0, 0, 0)\n",
+            "code = [(32, 0, 0, 0), (21, 0, 1, 83), (6, 0, 0, 0x50007), (6, 0, 0, 0x7fff0000)]\n",
+            "text = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *each) for each in code))\n",
+            "l.prctl(22, 2, ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 4, ctypes.addressof(text))))\n",
+        ),
+        "t.is_alive(), signal.getitimer(0)[0] > 9e5, l.mkdir(b'/srv/made'), os.path.exists('/srv/made')\n",
+        "(True, True, -1, False)",
+    ),
+}
+"""What is typed, what is asked in the parent and in its copy, and what both answer."""
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_a_process_is_in_the_copy_as_it_was(task_dir: Path, state: str) -> None:
+    lines, ask, expected = STATES[state]
+    async with copied(config_of(task_dir), *lines) as envs:
+        for env in envs:
+            assert expected in await typed(env, ask, PATIENT_SEC)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+TREE = """
+import hashlib, os, stat
+seen = hashlib.sha256()
+def walk(above):
+    count = 0
+    for name in sorted(os.listdir(above)):
+        state, path = os.stat(name, dir_fd=above, follow_symlinks=False), f"/proc/self/fd/{above}/{name}"
+        kind = stat.S_IFMT(state.st_mode)
+        attributes = [(key, os.getxattr(path, key, follow_symlinks=False))
+                      for key in sorted(os.listxattr(path, follow_symlinks=False))]
+        small = kind == stat.S_IFREG and state.st_size < 1 << 20
+        seen.update(repr((
+            name, state.st_mode, state.st_uid, state.st_gid, state.st_mtime_ns, attributes,
+            None if kind == stat.S_IFDIR else (state.st_nlink, state.st_size),
+            state.st_blocks if kind == stat.S_IFREG else None,
+            os.readlink(name, dir_fd=above) if kind == stat.S_IFLNK else None,
+            open(path, "rb").read() if small else None,
+        )).encode())
+        count += 1
+        if kind == stat.S_IFDIR:
+            below = os.open(name, os.O_RDONLY, dir_fd=above)
+            count += walk(below)
+            os.close(below)
+    return count
+print("tree", [walk(os.open(top, os.O_RDONLY)) for top in ("/srv", "/dev/shm")], seen.hexdigest())
+"""
+MAKE_FILES = """
+import os, socket, struct
+for place in ("/srv", "/dev/shm"):
+    os.chdir(place)
+    with open("sparse", "wb") as file:
+        file.truncate(1 << 40 if place == "/srv" else 1 << 20)
+        file.seek(5 << 16)
+        file.write(b"data")
+    for name in ("a", "capable", "listed", "closed", "new\\nline", b"\\xff\\xfe", "-rf", "x" * 255):
+        with open(name, "w") as file:
+            file.write("text")
+    os.link("a", "b"); os.mkfifo("pipe"); os.link("pipe", "pipe-2"); os.symlink("/proc/1/root", "link")
+    os.link("link", "link-2", follow_symlinks=False)
+    socket.socket(socket.AF_UNIX).bind("socket")
+    os.setxattr("a", "user.x", b"value"); os.chown("a", 1234, 4321); os.chmod("a", 0o6755)
+    os.setxattr("capable", "security.capability", struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0))
+    entries = [(1, 6, -1), (2, 4, 1234), (4, 4, -1), (8, 6, 4321), (16, 6, -1), (32, 0, -1)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    os.mkdir("d"); os.chmod("d", 0o3777)
+    os.setxattr("listed", "system.posix_acl_access", acl); os.setxattr("d", "system.posix_acl_default", acl)
+    with open("d/below", "w"):
+        pass
+    os.chmod("closed", 0); os.utime("closed", ns=(1, 2)); os.utime("link", ns=(3, 4), follow_symlinks=False)
+os.chmod("/dev/shm", 0o700)
+"""
+LAYERED = (
+    "rm -rf /usr/share/perl5; mkdir /usr/share/perl5; touch /usr/share/perl5/own; mv /etc/skel /etc/moved; "
+    "ln /etc/hostname /srv/linked; rm /bin/cat; ln -s tac /bin/cat; chown 1234 /usr/bin/less; chmod 4755 /bin/ls\n"
+)
+LOOK = "ls -lA --time-style=full-iso /etc/skel /etc/moved /usr/share/perl5 /bin/cat /bin/ls /usr/bin/less 2>&1"
+
+
+def with_tree(tmp_path: Path, **task: Any) -> Path:
+    """Write a task whose image prints a digest of the policy's files."""
+    dockerfile = f"FROM {BASE}\nCOPY tree.py /tree.py\nWORKDIR /srv\n"
+    made = write_task(tmp_path / "task", dockerfile=dockerfile, **task)
+    (made / "environment/tree.py").write_text(TREE)
+    return made
+
+
+async def test_files_of_every_kind_are_in_the_copy(tmp_path: Path) -> None:
+    ask = f"clear; {LOOK} | md5sum; stat -c %a /dev/shm; python3 /tree.py\n"
+    async with copied(config_of(with_tree(tmp_path)), python(MAKE_FILES), LAYERED) as envs:
+        seen = [await typed(env, ask, PATIENT_SEC) for env in envs]
+        assert "\n700\ntree [18, 17] " in seen[0]
+        assert seen[1] == seen[0]
+
+
+FULL = """
+import os
+with open("/srv/all", "wb") as file:
+    try:
+        while True:
+            file.write(bytes(1 << 16)); file.flush()
+    except OSError:
+        os.set_blocking(0, True)
+try:
+    for number in range(1 << 20):
+        os.close(os.open(f"/srv/{number}", os.O_CREAT | os.O_WRONLY))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+async def test_a_copy_of_full_storage_is_as_full(tmp_path: Path) -> None:
+    task = with_tree(tmp_path, toml="[environment]\nstorage_mb = 16\nmemory_mb = 512\n")
+    async with AsyncTerminalGymEnv(config_of(task)) as parent:
+        await parent.reset()
+        assert "\nNo space left on device\n" in await typed(parent, python(FULL), PATIENT_SEC)
+        (copy,) = await parent.fork(1, mode="exact")
+        async with copy:
+            seen = [await typed(env, "clear; python3 /tree.py; rm all\n", PATIENT_SEC) for env in (parent, copy)]
+            assert "tree [" in seen[0]
+            assert seen[1] == seen[0]
+            for env in (copy, parent):
+                assert "\n12M" in await typed(env, "clear; rm *; head -c 12M /dev/zero >n; du -h n\n", PATIENT_SEC)
+                assert "No space left" in await typed(env, "clear; head -c 30M /dev/zero >n\n", PATIENT_SEC)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+_DEEP = "import os\nfor _ in range(30):\n    os.mkdir('d' * 200); os.chdir('d' * 200)"
+REFUSED: dict[str, tuple[tuple[str, ...], str, str, str]] = {
+    "a path that is longer than the kernel takes": (
+        (python(_DEEP),),
+        "the sandbox's files can't be copied: File name too long",
+        "echo $((5+1))\n",
+        "\n6\n",
+    ),
+    "a datagram that nobody has read": (
+        (
+            "python3 -q\n",
+            "import socket; u = socket.socket(type=socket.SOCK_DGRAM); u.bind(('127.0.0.1', 99))\n",
+            "u.sendto(b'sent', ('127.0.0.1', 99)); u.settimeout(9)\n",
+        ),
+        "UDP port 99 has data that nobody has read",
+        "u.recv(9)\n",
+        "\nb'sent'\n",
+    ),
+    "a connection that nobody has accepted": (
+        (
+            "python3 -q\n",
+            "import socket; s, c = socket.socket(1), socket.socket(1); s.bind('/srv/s'); s.listen(); s.settimeout(9)\n",
+            "c.connect('/srv/s'); c.send(b'sent')\n",
+        ),
+        "unix: Non-empty write queue on an in-flight socket",
+        "s.accept()[0].recv(9)\n",
+        "\nb'sent'\n",
+    ),
+    "/dev/tty": (("exec 8<>/dev/tty\n",), "tty: ctty inheritance detected", "clear; echo six >&8\n", "\nsix\n"),
+}
+"""What is typed, the refusal, what is asked in the parent afterwards, and its answer."""
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_what_can_not_be_copied_is_refused_in_one_line(
+    task_dir: Path, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines, words, ask, answer = REFUSED[what]
+    async with AsyncTerminalGymEnv(config_of(task_dir)) as parent:
+        await parent.reset()
+        for line in lines:
+            await typed(parent, line, PATIENT_SEC)
+        capfd.readouterr()
+        with pytest.raises(SandboxError, match=words) as refusal:
+            await parent.fork(1, mode="exact")
+        assert (str(refusal.value).count("\n"), capfd.readouterr()) == (0, ("", ""))
+        assert len(str(refusal.value)) < 300
+        assert answer in await typed(parent, ask, PATIENT_SEC)
