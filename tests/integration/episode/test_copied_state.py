@@ -94,7 +94,7 @@ STATES: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "sessions of their own": (
         ("setsid sleep 1000 & (setsid sleep 2000 &); sleep 0.2\n",),
-        "clear; pgrep -ax sleep | cut -d' ' -f2-; kill $(pgrep -x sleep)\n",
+        "clear; pgrep -ax sleep | cut -d' ' -f2- | sort; kill $(pgrep -x sleep)\n",
         "\nsleep 1000\nsleep 2000\n",
     ),
     "a locked file": (("exec 9>/srv/l; flock 9\n",), "clear; flock -n /srv/l echo free || echo held\n", "\nheld\n"),
