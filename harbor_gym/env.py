@@ -11,15 +11,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from harbor_gym._runtime.portal import refuse_to_copy
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.shipped import folder_digest
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import Snapshot, TerminalEnvConfig, require_fields_of_own_loop
+from harbor_gym.config.dump_file import DumpFile
 from harbor_gym.config.snapshot import read_start
-from harbor_gym.episode.budgets import EpisodeBudgets
+from harbor_gym.episode.budgets import EpisodeBudgets, Spent
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
@@ -33,12 +34,13 @@ from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
-from harbor_gym.terminal.recording import CastRecorder
+from harbor_gym.terminal.recording import CastRecorder, Recording
 from harbor_gym.types import Command, EndInfo, EndReason, EpisodeInfo, ForkMode, ResetInfo, StepResult, Turn
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
     from harbor_gym.episode.side_command import SideResult
+    from harbor_gym.episode.state import EpisodeState
 
 Action = str | Sequence[Command | tuple[str, float]]
 """Commands (keystrokes, duration in seconds), or the text of one message in the configuration's ``action_format``."""
@@ -76,12 +78,22 @@ class _Running:
     beside_turns: str | None = None
     """The name of a method that changed the episode without taking a turn, which no replay repeats."""
 
-    def in_copy(self, prepared: PreparedEpisode) -> "_Running":
-        """Return the same episode as a copy of its sandbox has it; a recorder it gets with its trial's folder."""
-        own = {name: copy.deepcopy(getattr(self, name)) for name in ("step_rewards", "trajectory", "start_info")}
-        lists = {"turns": list(self.turns), "tool_metrics": dict(self.tool_metrics)}
-        account = replace(self.account)
-        return replace(self, prepared=prepared, account=account, recorder=None, fork_mode=EXACT, **own, **lists)
+    def state(self, spent: Spent) -> "EpisodeState":
+        """Return what a copy of the episode goes on with beside its turns."""
+        from harbor_gym.episode.state import EpisodeState
+
+        return EpisodeState(
+            spent=spent,
+            paid=self.account.paid,
+            elapsed_sec=time.monotonic() - self.started,
+            step_rewards=self.step_rewards,
+            tool_metrics=self.tool_metrics,
+            confirmation_pending=self.confirmation_pending,
+            start_info={**self.start_info},
+            last_info={**(self.turns[-1].info if self.turns else self.start_info)},
+            phases=None if self.trajectory is None else self.trajectory.phases,
+            recording=None if self.recorder is None else self.recorder.so_far(),
+        )
 
 
 class _State(StrEnum):
@@ -216,20 +228,42 @@ class AsyncTerminalGymEnv:
 
         return await self._transition("step", play)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, *, mode: ForkMode = "replay") -> Snapshot:
         """Return the actions and observations of the running episode so far, from which other episodes can begin.
+
+        Args:
+            mode: ``replay``: nothing else, which costs next to nothing. ``exact``: also a dump of processes and files,
+                as for :meth:`fork`, and the episode stands still meanwhile. ``Snapshot.write`` puts it beside the
+                snapshot, and ``TerminalEnvConfig.start_mode`` states how another episode begins from it. ``auto``: the
+                dump where there can be one.
 
         Raises:
             UsageError: There is no running episode, a call is running, or ``exec`` or ``finish`` was called in it,
-                which no replay repeats.
+                which no replay repeats; or the mode can't be had.
+            SandboxError: The processes can't be copied. The episode goes on.
         """
+        require_mode(mode)
+        taken = await self._snapshot()
+        async with self._dumped(mode) as dumped:
+            if dumped is None:
+                return taken
+            from harbor_gym.episode.state import store
+
+            state = self._episode_at_hand.state(self._budgets.spent)
+            return replace(taken, dump=await shielded(asyncio.to_thread(store, state, dumped)))
+
+    async def _snapshot(self) -> Snapshot:
         self._require(_State.READY, doing="snapshot")
+        task_dir = self.config.task_dir.resolve()
+        if not self._episode_at_hand.task_digest:
+            running, digest = self._episode_at_hand, await asyncio.to_thread(folder_digest, task_dir)
+            running.task_digest = digest
+            self._require(_State.READY, doing="snapshot")  # another call may have begun meanwhile
         running = self._episode_at_hand
         if running.beside_turns is not None:
             raise UsageError(f"the episode can't be replayed: {running.beside_turns} was called, which is no turn")
-        task_dir = self.config.task_dir.resolve()
-        known = {"task_dir": task_dir, "start_from": None, "recording_path": None}
-        taken = Snapshot(
+        known = {"task_dir": task_dir, "start_from": None, "start_mode": "auto", "recording_path": None}
+        return Snapshot(
             config=self.config.model_copy(update=known),
             turns=tuple(running.turns),
             observation=running.shown,
@@ -237,9 +271,6 @@ class AsyncTerminalGymEnv:
             task_digest=running.task_digest,
             seed=running.seed,
         )
-        if not taken.task_digest:
-            running.task_digest = await asyncio.to_thread(folder_digest, task_dir)
-        return replace(taken, task_digest=running.task_digest)
 
     async def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
         """Copy the running episode: return environments that stand where it does, each with a sandbox of its own.
@@ -265,14 +296,16 @@ class AsyncTerminalGymEnv:
         if n < 1:
             raise UsageError(f"fork makes at least 1 copy, got {n}")
         # The task is this episode's own: no copy has to read its files again.
-        start = {"start_from": replace(await self.snapshot(), task_digest=""), "recording_path": None}
+        taken = replace(await self._snapshot(), task_digest="")
+        start = {"start_from": taken, "start_mode": "auto", "recording_path": None}
         copies = [type(self)(self.config.model_copy(update=start), pool=self._pool) for _ in range(n)]
-        running, budgets = self._episode_at_hand, self._budgets
+        running = self._episode_at_hand
         async with self._dumped(mode) as dumped:
+            state = None if dumped is None else running.state(self._budgets.spent)
             try:
                 async with task_group() as group:
                     for each in copies:
-                        group.create_task(each._begin_copy(running, budgets, dumped))
+                        group.create_task(each._begin_copy(taken, state, dumped, running.task_digest))
             except BaseException:
                 await shielded(_close(copies))
                 raise
@@ -359,38 +392,58 @@ class AsyncTerminalGymEnv:
 
     # -- one episode ---------------------------------------------------------------------------------------------
 
-    async def _begin_copy(self, parent: _Running, budgets: EpisodeBudgets, dumped: DumpedEpisode | None) -> None:
+    async def _begin_copy(
+        self, taken: Snapshot, state: "EpisodeState | None", dumped: DumpedEpisode | None, task_digest: str
+    ) -> None:
         def start() -> Awaitable[tuple[str, ResetInfo]]:
-            return self._start(None) if dumped is None else self._start_copy(parent, budgets, dumped)
+            if state is None or dumped is None:
+                return self._start(None)
+            return self._start_copy(replace(taken, task_digest=task_digest), state, dumped)
 
         self._copied = await self._begin(start)
 
-    async def _start_copy(
-        self, parent: _Running, budgets: EpisodeBudgets, dumped: DumpedEpisode
-    ) -> tuple[str, ResetInfo]:
+    async def _start_stored(self, taken: Snapshot, file: DumpFile) -> tuple[str, ResetInfo]:
+        """Go on from a dump in a file, as :meth:`_start_copy`.
+
+        Raises:
+            UsageError: It can't be read, or not be restored here.
+            SandboxError: It does not come up.
+        """
+        from harbor_gym.episode.state import load
+
+        state, dumped = await shielded(asyncio.to_thread(load, file))
+        with contextlib.closing(dumped):
+            observation, info = await self._start_copy(taken, state, dumped)
+        await self._look(self._episode_at_hand.prepared.terminal)
+        return observation, info
+
+    async def _start_copy(self, taken: Snapshot, state: "EpisodeState", dumped: DumpedEpisode) -> tuple[str, ResetInfo]:
         """Go on with another episode's turns in a copy of its sandbox; return what its last one returned."""
-        prepared = PreparedEpisode(self.config, dumped)
-        running = self._running = parent.in_copy(prepared)
-        self._budgets = copy.copy(budgets)
+        prepared, state = PreparedEpisode(self.config, dumped), copy.deepcopy(state)
+        running = self._running = self._run(prepared)
         await prepared.prepare()
-        if parent.recorder is not None and (path := self._recording_path(prepared.episode)) is not None:
-            running.recorder = await asyncio.to_thread(parent.recorder.in_copy, path)
-            if self._running is not running:
-                running.recorder.close()  # close() came meanwhile, and there was none yet
+        running.turns, running.shown, running.seed = list(taken.turns), taken.observation, taken.seed
+        running.task_digest, running.fork_mode = taken.task_digest, EXACT
+        running.started = time.monotonic() - state.elapsed_sec
+        running.step_rewards, running.tool_metrics = state.step_rewards, state.tool_metrics
+        running.confirmation_pending = state.confirmation_pending
+        running.start_info = cast("EpisodeInfo", state.start_info)
+        running.account.step_share = self._step_share(prepared)
+        running.account.paid = state.paid
+        self._budgets = EpisodeBudgets(self.config)
+        self._budgets.enter_phase(prepared.phase.timeout_sec)
+        self._budgets.go_on(state.spent)
+        if self._budgets.exhausted() is not None:
+            raise UsageError(f"start_from: a limit ends the episode at turn {taken.turn} of {taken.turn}")
+        await self._keep_records(running, state)
         metrics = {
             "time/sandbox_start_sec": prepared.episode.sandbox_start_sec,
             "time/terminal_open_sec": prepared.terminal_open_sec,
             **dumped.metrics,
         }
-        last = parent.turns[-1].info if parent.turns else parent.start_info
+        known = cast("ResetInfo", {**state.start_info, **state.last_info})
         instruction = prepared.phase.instruction
-        info: ResetInfo = {
-            **parent.start_info,
-            **last,
-            "metrics": metrics,
-            "instruction": instruction,
-            "fork_mode": EXACT,
-        }
+        info: ResetInfo = {**known, "metrics": metrics, "instruction": instruction, "fork_mode": EXACT}
         screen = running.shown if running.turns else (await prepared.look()).text
         return screen, info
 
@@ -402,19 +455,16 @@ class AsyncTerminalGymEnv:
             if snapshot.task_digest:
                 task_digest = await asyncio.to_thread(folder_digest, self.config.task_dir)
             require_start(snapshot, self.config, task_digest)
+            if (exact := await self._start_exact(snapshot)) is not None:
+                return exact
         running, metrics = await self._prepare()
         running.seed, running.task_digest = seed, task_digest
         prepared = running.prepared
         running.started = time.monotonic()
-        running.account.step_share = step_share(prepared.task) if self.config.step_rewards else 0.0
+        running.account.step_share = self._step_share(prepared)
         self._budgets = EpisodeBudgets(self.config)
         self._budgets.enter_phase(prepared.phase.timeout_sec)
-        if (path := self._recording_path(prepared.episode)) is not None:
-            running.recorder = await asyncio.to_thread(self._open_recording, path, prepared.task.name)
-            if self._running is not running:
-                running.recorder.close()  # close() came meanwhile, and there was none yet
-        if self.config.trials_dir is not None:
-            running.trajectory = Trajectory(sandbox=self.config.sandbox, action_format=self.config.action_format)
+        await self._keep_records(running)
         turn = await prepared.look()
         await self._look(prepared.terminal)
         info = self._show(running, turn)
@@ -427,6 +477,40 @@ class AsyncTerminalGymEnv:
         running.start_info = copy.deepcopy(info)
         running.shown = prompts.first_message(prepared.phase.instruction, turn.text)
         return (turn.text, info) if snapshot is None else await self._replay(running, snapshot, turn.text, info)
+
+    async def _start_exact(self, snapshot: Snapshot) -> tuple[str, ResetInfo] | None:
+        """Begin with a snapshot's dump if the configuration allows it; None where the turns are to be replayed."""
+        mode = self.config.start_mode
+        if mode == REPLAY or (mode == "auto" and snapshot.dump is None):
+            return None
+        try:
+            if snapshot.dump is None:
+                raise UsageError('start_from: the snapshot has no dump for start_mode "exact", only turns to replay')
+            return await self._start_stored(snapshot, snapshot.dump)
+        except (UsageError, SandboxError) as exc:
+            if mode == EXACT or self._state is _State.CLOSED:
+                raise
+            _logger.warning("the episode goes on by replay: %s", exc)
+            await self._release()
+            return None
+
+    async def _keep_records(self, running: _Running, state: "EpisodeState | None" = None) -> None:
+        """Record the episode as the configuration says, after what another one has recorded of its beginning."""
+        prepared = running.prepared
+        if self.config.trials_dir is not None:
+            running.trajectory = Trajectory(sandbox=self.config.sandbox, action_format=self.config.action_format)
+            if state is not None and state.phases is not None:
+                running.trajectory.phases = state.phases
+            elif state is not None:
+                running.trajectory.open_phase(prepared.phase.instruction, running.shown)
+        if (path := self._recording_path(prepared.episode)) is not None:
+            after = state.recording if state is not None else None
+            running.recorder = await asyncio.to_thread(self._open_recording, path, prepared.task.name, after)
+            if self._running is not running:
+                running.recorder.close()  # close() came meanwhile, and there was none yet
+
+    def _step_share(self, prepared: PreparedEpisode) -> float:
+        return step_share(prepared.task) if self.config.step_rewards else 0.0
 
     async def _replay(
         self, running: _Running, snapshot: Snapshot, screen: str, info: ResetInfo
@@ -690,9 +774,9 @@ class AsyncTerminalGymEnv:
         kept = episode.trial_dir / "recording.cast" if self.config.trials_dir and episode.trial_dir else None
         return self.config.recording_path or kept
 
-    def _open_recording(self, path: Path, task_name: str) -> CastRecorder:
+    def _open_recording(self, path: Path, task_name: str, after: Recording | None) -> CastRecorder:
         terminal = self.config.terminal
-        return CastRecorder(path, columns=terminal.columns, rows=terminal.rows, title=task_name)
+        return CastRecorder(path, columns=terminal.columns, rows=terminal.rows, title=task_name, after=after)
 
     def _record(self, running: _Running, keystrokes: str, turn: TerminalTurn) -> None:
         if running.recorder is not None:

@@ -78,7 +78,8 @@ class WarmPool:
     to one event loop; ``close``, or the end of that loop, discards the sandboxes that are not leased.
 
     Args:
-        config: The task and the sandbox. Only ``recording_path`` and ``start_from`` may differ between lessees.
+        config: The task and the sandbox. Only ``recording_path``, ``start_from`` and ``start_mode`` may differ between
+            lessees.
         size: Sandboxes to keep ready.
         limits: How fast to start them, and when to give up.
 
@@ -119,7 +120,7 @@ class WarmPool:
         """Raise unless this pool's sandboxes fit ``config``.
 
         Raises:
-            UsageError: A field other than ``recording_path`` and ``start_from`` differs.
+            UsageError: A field other than ``recording_path``, ``start_from`` and ``start_mode`` differs.
         """
         wanted = _of_sandbox(config)
         if wanted != self.config:
@@ -370,7 +371,7 @@ class WarmPool:
 
 
 def _of_sandbox(config: TerminalEnvConfig) -> TerminalEnvConfig:
-    return config.model_copy(update={"recording_path": None, "start_from": None})
+    return config.model_copy(update={"recording_path": None, "start_from": None, "start_mode": "auto"})
 
 
 def _fail(waiter: _Waiter, error: HarborGymError) -> None:

@@ -89,9 +89,9 @@ class TokenTerminalEnv:
         self._prompt = self.transcript.tokens = await asyncio.to_thread(self._codec.prompt, messages)
         return await self._first_step(info)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, *, mode: ForkMode = "replay") -> Snapshot:
         """Return the episode so far with its tokens; see :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot`."""
-        taken = await self._forkable().snapshot()
+        taken = await self._forkable().snapshot(mode=mode)
         turns = [
             replace(raw, **{name: getattr(mine, name) for name in _OF_TOKENS})
             for raw, mine in zip(taken.turns, self.transcript.turns, strict=False)

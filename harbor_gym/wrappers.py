@@ -51,7 +51,7 @@ class TerminalEnv(Protocol):
 class Forkable(Protocol):
     """An environment whose running episode can be copied."""
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, *, mode: ForkMode = "replay") -> Snapshot:
         """Return the episode so far."""
         ...
 
@@ -123,9 +123,9 @@ class TerminalEnvWrapper:
         """As :meth:`harbor_gym.AsyncTerminalGymEnv.finish`."""
         return await self.env.finish(reason)
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, *, mode: ForkMode = "replay") -> Snapshot:
         """As :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot`, of the wrapped environment's actions and observations."""
-        return await require_forkable(self.env).snapshot()
+        return await require_forkable(self.env).snapshot(mode=mode)
 
     async def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
         """As :meth:`harbor_gym.AsyncTerminalGymEnv.fork`; each copy has its own deep copy of this object's state."""
@@ -171,8 +171,8 @@ class PortalEnv(TerminalEnvWrapper):
         return await get_portal().run(self.env.finish, reason)
 
     @override
-    async def snapshot(self) -> Snapshot:
-        return await get_portal().run(require_forkable(self.env).snapshot)
+    async def snapshot(self, *, mode: ForkMode = "replay") -> Snapshot:
+        return await get_portal().run(require_forkable(self.env).snapshot, mode=mode)
 
     @override
     async def _fork(self, n: int, mode: ForkMode) -> Sequence[TerminalEnv]:

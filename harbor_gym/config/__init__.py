@@ -10,7 +10,7 @@ from harbor_gym.config.snapshot import Snapshot as Snapshot
 from harbor_gym.config.snapshot import read_start
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
+from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat, ForkMode
 
 if TYPE_CHECKING:
 
@@ -105,9 +105,14 @@ class TerminalEnvConfig(_Config):
     format: the instruction names the servers, and the policy uses them from its shell."""
 
     start_from: Path | InstanceOf[Snapshot] | None = None
-    """Begin each episode at the turn of a :class:`harbor_gym.Snapshot`, given itself or by its path. Its keystrokes are
-    typed in the fresh sandbox, and each screen is compared (:class:`harbor_gym.errors.ForkDivergedError`). Its turns
-    and terminal time count toward the budgets. Fields that are not given are the snapshot's."""
+    """Begin each episode at the turn of a :class:`harbor_gym.Snapshot`, given itself or by its path, as ``start_mode``
+    says. Its turns and terminal time count toward the budgets. Fields that are not given are the snapshot's."""
+
+    start_mode: ForkMode = "auto"
+    """How ``start_from`` is followed. ``replay``: its keystrokes are typed in the fresh sandbox, and each screen is
+    compared (:class:`harbor_gym.errors.ForkDivergedError`). ``exact``: the processes and files of the snapshot's dump
+    are restored; trust a dump like code of your own. ``auto``: ``exact`` if there is a dump that can be restored here,
+    else ``replay``; ``info["fork_mode"]`` states which, and the log why."""
 
     system_prompt: str | None = Field(default=None, min_length=1)
     """The system message of a chat policy, which must then state the action format's rules. None: the action

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import ValidationError
 
+from harbor_gym.config.dump_file import DumpFile, remove_dumps
 from harbor_gym.errors import UsageError
 from harbor_gym.transcripts import append_turns, read_transcript, write_transcript
 from harbor_gym.types import EpisodeInfo, Transcript, Turn
@@ -24,7 +25,7 @@ _OWN = ("task_digest", "seed", "messages")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The actions and observations of an episode so far, without files or processes of its sandbox.
+    """The actions and observations of an episode so far, and perhaps a dump of the processes and files of its sandbox.
 
     :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot` makes one, ``TerminalEnvConfig(start_from=…)`` goes on from it.
     """
@@ -53,6 +54,10 @@ class Snapshot:
     messages: tuple[Mapping[str, Any], ...] | None = None
     """The chat so far, where :func:`harbor_gym.samplers.run_chat_episode` made the snapshot."""
 
+    dump: DumpFile | None = field(default=None, compare=False)
+    """The sandbox's processes and files, where the snapshot was taken with a mode that copies them. It takes room among
+    the temporary files until :meth:`close`, or until it is no longer used."""
+
     @property
     def turn(self) -> int:
         """The number of turns taken."""
@@ -70,7 +75,7 @@ class Snapshot:
         )
 
     def at(self, turn: int) -> Self:
-        """Return the snapshot of an earlier turn, with its tokens if they are known, and without a chat.
+        """Return the snapshot of an earlier turn, with its tokens if they are known, without a chat and a dump.
 
         Raises:
             UsageError: There is no such turn.
@@ -82,10 +87,13 @@ class Snapshot:
         following = self.turns[turn]
         tokens = (self.tokens or ())[: following.prompt_tokens] or None  # each prompt begins with the one before
         earlier = self.turns[:turn]
-        return replace(self, turns=earlier, observation=following.observation, tokens=tokens, messages=None)
+        return replace(self, turns=earlier, observation=following.observation, tokens=tokens, messages=None, dump=None)
 
     def write(self, path: Path) -> None:
         """Write the snapshot to ``path`` as JSON, a transcript with further fields; whole or not at all.
+
+        A dump is written beside it (``NAME.….dump``) and belongs to it: move or remove the two together. It holds the
+        memory of the policy's programs. The dump of a snapshot that is replaced is removed.
 
         Raises:
             UsageError: The configuration holds a value that JSON can't express.
@@ -93,8 +101,25 @@ class Snapshot:
         transcript = self.transcript
         if transcript.settings is None:
             raise UsageError("the snapshot can't be written: its configuration holds a value that JSON can't express")
-        own = {"format": SNAPSHOT_FORMAT} | {name: getattr(self, name) for name in _OWN}
+        own: dict[str, Any] = {"format": SNAPSHOT_FORMAT} | {name: getattr(self, name) for name in _OWN}
+        written = None
+        if self.dump is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written = self.dump.write(path)
+            own["dump"] = {"file": written.name, "sha256": self.dump.digest, "turn": self.turn}
         write_transcript(path, transcript, labels={"snapshot": own})
+        remove_dumps(path, but=written)
+
+    def close(self) -> None:
+        """Free the dump, if there is one that was not read from a file. Idempotent; what began from it goes on."""
+        if self.dump is not None:
+            self.dump.close()
+
+    @staticmethod
+    def remove(path: Path) -> None:
+        """Remove a snapshot's file, if it is there, and its dump."""
+        path.unlink(missing_ok=True)
+        remove_dumps(path)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -128,8 +153,18 @@ class Snapshot:
             seed=own.get("seed"),
             tokens=None if tokens is None else tuple(tokens),
             messages=None if messages is None else tuple(messages),
+            dump=_dump_of(path, own, len(transcript.turns)),
         )
         return read.at(read.turn - 1) if document.get("end_reason") and read.turns else read
+
+
+def _dump_of(path: Path, own: Mapping[str, Any], turn: int) -> DumpFile | None:
+    """Return the dump that a snapshot's file names; None if turns were added to the file since."""
+    match own.get("dump"):
+        case {"file": str(name), "sha256": str(digest), "turn": int(at)} if at == turn:
+            return DumpFile(path.with_name(Path(name).name), digest, named_by=path)
+        case _:
+            return None
 
 
 class SnapshotFile:
@@ -189,7 +224,7 @@ def settings_of(config: object) -> dict[str, Any] | None:
     if not isinstance(config, TerminalEnvConfig):
         return None
     try:
-        written = config.model_dump(mode="json", exclude={"start_from", "recording_path"})
+        written = config.model_dump(mode="json", exclude={"start_from", "start_mode", "recording_path"})
     except ValueError:
         return None
     return {**written, "task_dir": str(config.task_dir.resolve())}

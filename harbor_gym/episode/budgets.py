@@ -1,7 +1,22 @@
 """The budgets of an episode, and the amounts spent."""
 
+from dataclasses import dataclass
+
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.types import EndReason
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The amounts that an episode has spent."""
+
+    turns: int
+    terminal_sec: float
+    parse_failures: int
+    """Unreadable answers in a row."""
+
+    limited_from_sec: float
+    """The terminal time at which the running phase's own limit began."""
 
 
 class EpisodeBudgets:
@@ -38,6 +53,16 @@ class EpisodeBudgets:
         own = self._config.time_limit_sec
         self._time_limit_sec = timeout_sec if own is None else own
         self._limited_from_sec = self.terminal_sec if own is None else 0.0
+
+    @property
+    def spent(self) -> Spent:
+        """The amounts so far."""
+        return Spent(self.turns, self.terminal_sec, self._parse_failures, self._limited_from_sec)
+
+    def go_on(self, spent: Spent) -> None:
+        """Count from the amounts that another episode has spent, in the phase that was entered."""
+        self.turns, self.terminal_sec = spent.turns, spent.terminal_sec
+        self._parse_failures, self._limited_from_sec = spent.parse_failures, spent.limited_from_sec
 
     def note_parsing(self, *, is_failed: bool) -> EndReason | None:
         """Count an answer; return the end of the episode after too many unreadable ones in a row, else None."""

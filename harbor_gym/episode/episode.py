@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import os
 import shutil
 import tempfile
 import uuid
@@ -29,7 +30,7 @@ from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, agent, failures
 from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
 from harbor_gym.episode.grading.breakage import find_breakage
-from harbor_gym.episode.grading.guard import GradingGuard, current_step
+from harbor_gym.episode.grading.guard import BeforeGrading, GradingGuard, current_step
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 from harbor_gym.episode.resources import Resources
 from harbor_gym.episode.task import keeps_processes, phase_timeout_sec, require_variables
@@ -75,11 +76,27 @@ class AgentPhase:
 
 
 @dataclass(frozen=True)
+class StoredDump:
+    """A sandbox's dump in another process's file. Whoever has it closes it."""
+
+    record: Any
+    """All of it but its processes and files, as JSON values."""
+
+    packed: int
+    """A descriptor of the file, whose offset is at the beginning of those."""
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.packed)
+
+
+@dataclass(frozen=True)
 class DumpedPhase:
     """The first phase of an episode at one moment, from which copies begin. Whoever has it closes it."""
 
-    phase: AgentPhase
-    guard: GradingGuard
+    instruction: str
+    resources: Resources
+    before: BeforeGrading
     dump: Any
     """The sandbox's."""
 
@@ -222,10 +239,14 @@ class Episode:
             self._trial,
             verify_paths=self._verify_paths,
             ambiguous_failures=self._ambiguous_failures,
-            copied=self._copied.guard if self._copied is not None else None,
+            before=self._copied.before if self._copied is not None else None,
         )
         if self._copied is not None:
-            _copyable(self._trial.agent_environment).begin_as(self._copied.dump)
+            sandbox, dump = _copyable(self._trial.agent_environment), self._copied.dump
+            if isinstance(dump, StoredDump):
+                dump = sandbox.stored_dump(dump.record, dump.packed)
+                self._copied = replace(self._copied, dump=dump)
+            sandbox.begin_as(dump)
             _harbor_patches.prepare_nothing(self._trial.agent_environment, lambda: self._copied is not None)
         _harbor_patches.note_start_error(self._trial.agent_environment, self._note_start_error)
         if (portal := current_portal()) is not None:
@@ -253,7 +274,8 @@ class Episode:
         sandbox = _copyable(self._phase.environment)
         if self._phases_ended:
             raise UsageError('mode="exact" copies the first step of a multi-step task alone: use mode="replay"')
-        return DumpedPhase(self._phase, self._guard, await sandbox.dump(await find_root()))
+        dump = await sandbox.dump(await find_root())
+        return DumpedPhase(self._phase.instruction, self._phase.resources, self._guard.before, dump)
 
     async def restore(self) -> None:
         """Bring back the processes of the phase that this episode is a copy of. Once, before anything else runs there.
@@ -380,7 +402,7 @@ class Episode:
         assert self._trial is not None
         done = asyncio.get_running_loop().create_future()
         if self._copied is not None:
-            instruction, resources = self._copied.phase.instruction, self._copied.phase.resources
+            instruction, resources = self._copied.instruction, self._copied.resources
         limit_sec = phase_timeout_sec(self._task, current_step(self._trial))
         phase = AgentPhase(instruction, environment, environment.default_user, limit_sec, context, done, resources)
         self._phases.put_nowait(phase)

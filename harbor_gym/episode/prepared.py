@@ -14,7 +14,15 @@ from harbor_gym._runtime.rate_limit import back_off_starts, pass_start_gate
 from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.sandboxes.setup_command import require_success
-from harbor_gym.terminal import Terminal, TerminalTurn, TmuxTerminal, open_terminal
+from harbor_gym.terminal import (
+    Session,
+    Terminal,
+    TerminalTurn,
+    TmuxTerminal,
+    open_terminal,
+    resume_terminal,
+    session_of,
+)
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 
 if TYPE_CHECKING:
@@ -32,7 +40,7 @@ class DumpedEpisode:
     """A running episode at one moment, from which copies begin. Whoever has it closes it."""
 
     phase: DumpedPhase
-    terminal: TmuxTerminal
+    session: Session
     first_turn: TerminalTurn
     metrics: dict[str, float]
     """Of the dump."""
@@ -98,7 +106,7 @@ class PreparedEpisode:
         if self._copied is not None:
             started, copied, self._copied = time.monotonic(), self._copied, None
             await self._episode.restore()
-            self._terminal = copied.terminal.in_copy(self._phase.environment)
+            self._terminal = resume_terminal(self._phase.environment, config.session, copied.session)
             self.terminal_open_sec = time.monotonic() - started
             await self._require_open()
             return
@@ -129,7 +137,7 @@ class PreparedEpisode:
         # A sandbox without processes, which is refused, has another class of terminal.
         phase = await self.episode.dump(lambda: terminal.stand_still())
         metrics = {"time/dump_sec": time.monotonic() - started, "fork/dump_bytes": float(phase.dump.size_bytes)}
-        return DumpedEpisode(phase, terminal, first_turn, metrics)
+        return DumpedEpisode(phase, session_of(terminal), first_turn, metrics)
 
     @property
     def task(self) -> Task:

@@ -5,8 +5,7 @@ import logging
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
@@ -53,7 +52,7 @@ class Resources:
     tools: Sequence[ToolDefinition] | None = None
     """The servers' tools, where the policy can call them; None where it has only its shell."""
 
-    problems: Mapping[str, str] = MappingProxyType({})
+    problems: Mapping[str, str] = field(default_factory=dict[str, str])
     """Servers whose tools are missing: name → why."""
 
     def text(self) -> str:

@@ -32,11 +32,12 @@ class Trajectory:
             "version": __version__,
             "extra": {"sandbox": sandbox, "action_format": str(action_format)},
         }
-        self._phases: list[list[dict[str, Any]]] = []
+        self.phases: list[list[dict[str, Any]]] = []
+        """The steps of each phase, as JSON values."""
 
     def open_phase(self, instruction: str, screen: str) -> None:
         """Begin the task, or a step of a multi-step one."""
-        self._phases.append([self._step("user", message=f"{instruction.rstrip()}\n\n{screen}".strip())])
+        self.phases.append([self._step("user", message=f"{instruction.rstrip()}\n\n{screen}".strip())])
 
     def turn(
         self, message: str, parts: Iterable[Sequence[Command] | ToolCall], observation: str, info: EpisodeInfo
@@ -52,7 +53,7 @@ class Trajectory:
         step = self._step("agent", message=message, observation={"results": [{"content": observation}]}, extra=extra)
         if calls:
             step["tool_calls"] = calls
-        self._phases[-1].append(step)
+        self.phases[-1].append(step)
 
     def write(self, trial_dir: Path, info: EpisodeInfo, steps: Sequence[str] = ()) -> None:
         """Write the whole episode into the trial's folder, and each step of a task with steps into its own.
@@ -67,8 +68,8 @@ class Trajectory:
             "rewards": info.get("rewards", {}),
             "episode_reward": info.get("episode_reward"),
         }
-        self._write(trial_dir / "agent", [step for phase in self._phases for step in phase], end)
-        for name, phase in zip(steps, self._phases, strict=False):
+        self._write(trial_dir / "agent", [step for phase in self.phases for step in phase], end)
+        for name, phase in zip(steps, self.phases, strict=False):
             self._write(trial_dir / "steps" / name / "agent", phase, {})
 
     def _write(self, folder: Path, steps: Sequence[dict[str, Any]], extra: dict[str, Any]) -> None:

@@ -166,7 +166,7 @@ async def play_recorded(
     if path is not None:
         labels = {"task": name, "group": name, "episode": number}
         await asyncio.to_thread(write_transcript, path, rollout.transcript, labels=labels, error=result.error)
-        path.with_suffix(".snapshot").unlink(missing_ok=True)
+        await asyncio.to_thread(Snapshot.remove, path.with_suffix(".snapshot"))
     return result, rollout
 
 

@@ -173,10 +173,20 @@ class SupportsProcessCopies(Protocol):
         """Dump that process and all below it, and the sandbox's files, to memory. They go on undisturbed.
 
         Returns:
-            The dump, which its holder closes by its ``close``; it takes ``size_bytes`` of memory.
+            The dump, which its holder closes by its ``close``; it takes ``size_bytes`` of memory. ``pack`` writes what
+            is there to a file by its descriptor; all else about it can be written as JSON.
 
         Raises:
             SandboxError: They can't be dumped; the text states why.
+        """
+        ...
+
+    @staticmethod
+    def stored_dump(record: Any, packed: int) -> Any:
+        """Return a dump of another process, from its JSON values and a descriptor of the file to which it was packed.
+
+        Raises:
+            UsageError: It is no such record.
         """
         ...
 

@@ -13,7 +13,7 @@ from harbor_gym.sandboxes.extensions import SupportsProcessCopies, SupportsTermi
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.scripts import call_in_bash, read_script, reader
 from harbor_gym.terminal.session import Terminal
-from harbor_gym.terminal.tmux import TmuxTerminal
+from harbor_gym.terminal.tmux import Session, TmuxTerminal
 from harbor_gym.terminal.tools import ensure_tmux, path_prefix
 from harbor_gym.terminal.transports.attach import has_pipes
 from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
@@ -94,10 +94,7 @@ async def _open(
             terminal = TmuxTerminal(environment, config, user, directory, (shell, server), portable, tools)
             if config.transport == "portable":
                 return terminal
-            limit = max_answer_bytes(config)
-            persistent = PersistentTransport(
-                environment, user, directory, portable=portable, max_answer_bytes=limit, channel=channel
-            )
+            persistent = _persistent(portable, environment, config, user, directory, channel)
             try:
                 terminal.transport = await _connected(environment, config, persistent)
             except BaseException:
@@ -108,6 +105,40 @@ async def _open(
             if channel is not None:
                 await channel.close()
             raise _failure(environment, failure, text, mishap, tools)
+
+
+def session_of(terminal: TmuxTerminal) -> Session:
+    """Return a terminal's session as it stands, with which :func:`resume_terminal` goes on."""
+    return terminal.session(is_persistent=isinstance(terminal.transport, PersistentTransport))
+
+
+def resume_terminal(environment: "BaseEnvironment", config: TerminalConfig, session: Session) -> Terminal:
+    """Return the terminal of a session that a copy of its sandbox has, at the same place of its history.
+
+    Args:
+        environment: The copy, in which the session's processes run.
+        config: That of the session.
+        session: The session.
+    """
+    user, directory, pids = session.user, session.directory, session.pids
+    portable = PortableTransport(environment, user, directory, pids[1], session.tools)
+    terminal = TmuxTerminal(environment, config, user, directory, pids, portable, session.tools)
+    if session.is_persistent:
+        terminal.transport = _persistent(portable, environment, config, user, directory)
+    terminal.go_on(session)
+    return terminal
+
+
+def _persistent(
+    portable: PortableTransport,
+    environment: "BaseEnvironment",
+    config: TerminalConfig,
+    user: str | int | None,
+    directory: str,
+    channel: Channel | None = None,
+) -> PersistentTransport:
+    limit = max_answer_bytes(config)
+    return PersistentTransport(environment, user, directory, portable=portable, max_answer_bytes=limit, channel=channel)
 
 
 async def _open_root(

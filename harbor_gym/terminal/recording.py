@@ -11,15 +11,14 @@ take longer than the step itself.
 Source: https://docs.asciinema.org/manual/asciicast/v2/
 """
 
-import copy
 import json
 import logging
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -45,6 +44,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording so far."""
+
+    cast: str
+    """The file's content."""
+
+    screen: tuple[str, ...]
+    is_full_screen: bool
+    is_unfinished: bool
+    last_sec: float
+
+
 class CastRecorder:
     """Record one episode into a file that can be played at any time, also while it grows.
 
@@ -56,12 +68,13 @@ class CastRecorder:
         columns: Width of the terminal.
         rows: Height of the terminal.
         title: The recording's name in players.
+        after: Go on with this recording of a terminal of the same size.
 
     Raises:
         OSError: The file can't be made.
     """
 
-    def __init__(self, path: Path, *, columns: int, rows: int, title: str) -> None:
+    def __init__(self, path: Path, *, columns: int, rows: int, title: str, after: Recording | None = None) -> None:
         self._path = path
         self._rows = rows
         self._screen: list[str] = []
@@ -71,6 +84,11 @@ class CastRecorder:
         self._file: int | None = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644
         )
+        if after is not None:
+            self._screen, self._last_sec = list(after.screen), after.last_sec
+            self._is_full_screen, self._is_unfinished = after.is_full_screen, after.is_unfinished
+            self._write(after.cast)
+            return
         self._append(
             {
                 "version": CAST_VERSION,
@@ -106,18 +124,14 @@ class CastRecorder:
             events.append((at_sec, "o", change))
         self._append(*events)
 
-    def in_copy(self, path: Path) -> Self:
-        """Return a recorder that goes on from here in another file.
+    def so_far(self) -> Recording:
+        """Return what is recorded, with which another recorder can go on.
 
         Raises:
-            OSError: The file can't be made.
+            OSError: The file can't be read.
         """
-        copied = copy.copy(self)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(self._path, path)
-        copied._path, copied._screen = path, list(self._screen)
-        copied._file = None if self._file is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        return copied
+        cast = self._path.read_text(encoding="utf-8")
+        return Recording(cast, tuple(self._screen), self._is_full_screen, self._is_unfinished, self._last_sec)
 
     def close(self) -> None:
         """Close the file. Idempotent; the recording is complete without it, too."""
@@ -173,9 +187,12 @@ class CastRecorder:
         return repaint
 
     def _append(self, *values: object) -> None:
+        self._write("".join(f"{json.dumps(value, separators=(',', ':'), allow_nan=False)}\n" for value in values))
+
+    def _write(self, text: str) -> None:
         if self._file is None:
             return
-        data = "".join(f"{json.dumps(value, separators=(',', ':'), allow_nan=False)}\n" for value in values).encode()
+        data = text.encode()
         try:
             written = os.write(self._file, data)
             if written < len(data):

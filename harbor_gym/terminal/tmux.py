@@ -1,10 +1,10 @@
 """The tmux terminal: it types turns and makes observations, over a transport to the session."""
 
-import copy
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxError
@@ -27,6 +27,28 @@ _WAITS = {"idle": "deadline", "untyped": "prompt"}
 """The script's own reasons for the end of a wait → their names in a turn."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A tmux session in some sandbox at a turn boundary, without what this machine has open for it."""
+
+    directory: str
+    pids: tuple[str, str]
+    """Of its shell and its server, in the sandbox."""
+
+    user: str | int | None
+    tools: str | None
+    is_persistent: bool
+    """Whether steps go by the persistent transport."""
+
+    typed: int
+    """Number of commands typed so far."""
+
+    anchor: observation.Anchor
+    mark: str
+    run: tuple[int | None, str]
+    ended: bool
 
 
 class TmuxTerminal:
@@ -55,7 +77,8 @@ class TmuxTerminal:
 
         self._typed = 0
         self._anchor = observation.Anchor()
-        self._mark, self._run = "", (0, "0")
+        self._mark = ""
+        self._run: tuple[int | None, str] = (0, "0")
         self._ended = False
         self._closed = False
 
@@ -88,12 +111,15 @@ class TmuxTerminal:
         await self.transport.close_channel()
         return int(self._pids[1])
 
-    def in_copy(self, environment: "BaseEnvironment") -> Self:
-        """Return the same session, at the same place of its history, in a copy of the sandbox."""
-        copied = copy.copy(self)
-        copied._environment = environment
-        copied.transport = self.transport.in_copy(environment)
-        return copied
+    def session(self, *, is_persistent: bool) -> Session:
+        """Return the session as it stands; ``is_persistent``: whether its steps go by the persistent transport."""
+        place = (self._typed, self._anchor, self._mark, self._run, self._ended)
+        return Session(self.directory, self._pids, self._user, self._tools, is_persistent, *place)
+
+    def go_on(self, session: Session) -> None:
+        """Stand where the session stood: this terminal is the same one in a copy of the sandbox."""
+        self._typed, self._anchor, self._mark = session.typed, session.anchor, session.mark
+        self._run, self._ended = session.run, session.ended
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`."""

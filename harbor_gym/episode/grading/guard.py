@@ -8,8 +8,8 @@ verifier its view and empty directories, and stops processes that were started i
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Self
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import MultiStepRewardStrategy, StepConfig
@@ -32,6 +32,17 @@ from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, 
 from harbor_gym.terminal.session import Leftovers
 
 
+@dataclass(frozen=True)
+class BeforeGrading:
+    """Facts from before the policy, which it could falsify later."""
+
+    image_user_id: str | None = None
+    """The id of the image's user, where it grades."""
+
+    unable_verifiers: frozenset[str | int | None] = frozenset()
+    """The verifiers' users that could not run at all."""
+
+
 class GradingGuard:
     """Guards the grading of one trial that has not run yet.
 
@@ -40,8 +51,8 @@ class GradingGuard:
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         keep_processes: As ``TerminalEnvConfig.keep_agent_processes``; None is the task's own setting.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
-        copied: The guard of the episode that this trial's is a copy of, in its first phase. What that found before the
-            policy holds here: the copy's own files are the policy's.
+        before: What was found before the policy in the episode that this trial's is a copy of, in its first phase. It
+            holds here: the copy's own files are the policy's.
 
     Raises:
         TaskError: Paths are given for a sandbox that has no pristine view.
@@ -54,7 +65,7 @@ class GradingGuard:
         verify_paths: VerifyPaths = "auto",
         keep_processes: bool | None = None,
         ambiguous_failures: AmbiguousFailures = "zero",
-        copied: Self | None = None,
+        before: BeforeGrading | None = None,
     ) -> None:
         self._trial = trial
         self._environment = trial.agent_environment
@@ -63,9 +74,9 @@ class GradingGuard:
         self._set_up_agent = trial.agent.setup
         self._agent_has_processes = False
         self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
-        self._is_copy = copied is not None
-        self._image_user_id: str | None = copied._image_user_id if copied is not None else None
-        self._unable_verifiers: set[str | int | None] = copied._unable_verifiers if copied is not None else set()
+        self._is_copy = before is not None
+        self.before = before or BeforeGrading()
+        """What was found before the policy."""
         self._phases_ended = 0
         self._is_abandoned = self._is_ending_step = False
         self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
@@ -266,15 +277,15 @@ class GradingGuard:
         for agent, _ in users:
             await require_user(self._environment, agent)
         verifiers = {verifier for agent, verifier in users if agent != verifier}
-        if None in verifiers:
-            self._image_user_id = await cleanup.user_id(self._environment)
-        self._unable_verifiers = {user for user in verifiers if not await can_run(self._environment, user)}
+        image_user_id = await cleanup.user_id(self._environment) if None in verifiers else None
+        unable = [user for user in verifiers if not await can_run(self._environment, user)]
+        self.before = BeforeGrading(image_user_id, frozenset(unable))
 
     def _grader(self, step: StepConfig | None) -> Grader | None:
         """Return the user that grades in the policy's sandbox, if it could run before the policy's phase."""
         trial, user = self._trial, phase_users(self._trial.task, step)[1]
         graded = trial.result.step_results[-1] if trial.result.step_results else trial.result
-        was_able = user not in self._unable_verifiers
+        was_able = user not in self.before.unable_verifiers
         if graded.verifier is None or not was_able or not grades_in_shared_sandbox(trial.task, step):
             return None
         return Grader(user, trial.agent_env_paths.verifier_dir)
@@ -284,7 +295,7 @@ class GradingGuard:
         agent_user, verifier_user = phase_users(self._trial.task, current_step(self._trial))
         owner = ""
         if agent_user != verifier_user:
-            owner = str(verifier_user) if verifier_user is not None else self._image_user_id or ""
+            owner = str(verifier_user) if verifier_user is not None else self.before.image_user_id or ""
         return cleanup.VerifierDirsReset((paths.verifier_dir, paths.tests_dir), owner)
 
 

@@ -52,6 +52,9 @@ from harbor_gym.sandboxes.supervisor.running import Finished, RunningSandbox
 from harbor_gym.sandboxes.tools import find_program, run_tool
 
 _READY_TIMEOUT_SEC = 30.0
+COPY_TIMEOUT_SEC = 120.0
+"""For each part of a copy that depends on the size of what is copied."""
+
 _STOP_TIMEOUT_SEC = 10.0
 _REMOVE_PAUSE_SEC = 0.01
 _MESSAGE_BYTES = 1 << 16
@@ -76,6 +79,9 @@ class Dump:
 
     before_policy: BeforePolicy
     """What was known of the sandbox before its policy."""
+
+    is_packed: bool = False
+    """Whether the descriptor is, instead, of a file which from its offset on has the directory as an archive."""
 
     def close(self) -> None:
         """Free the memory."""
@@ -157,14 +163,15 @@ class SupervisedSandbox(RunningSandbox):
         )
         if copied is not None:
             self._is_copy = True
-            self._send_spec({}, {"ids": copied.ids}, [copied.memory])
+            self._send_spec({}, {"ids": copied.ids, "is_packed": copied.is_packed}, [copied.memory])
         await shielded(self._start_supervisor(to_json(config)))
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
+        limit_sec = _READY_TIMEOUT_SEC if copied is None else COPY_TIMEOUT_SEC
         try:
-            async with asyncio.timeout(_READY_TIMEOUT_SEC):
+            async with asyncio.timeout(limit_sec):
                 answer = await self._ready
         except TimeoutError:
-            raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
+            raise SandboxStartError(f"the local sandbox did not come up within {limit_sec:g} s") from None
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
         ids = tuple(map(tuple, answer["ids"]))
@@ -252,8 +259,10 @@ class SupervisedSandbox(RunningSandbox):
             SandboxTimeoutError: The time was up.
         """
         details = {"ids": dump.ids, "criu": as_object(criu), "last": dump.last}
+        # A packed dump is the supervisor's since its files were taken of it.
+        handles = () if dump.is_packed else (dump.memory,)
         answer = await self._ask_in_time(
-            {"op": "restore"}, details, timeout_sec, "processes were restored in it", dump.memory
+            {"op": "restore"}, details, timeout_sec, "processes were restored in it", *handles
         )
         if answer["error"]:
             raise SandboxError(f"the local sandbox's copy does not come up: {_told(answer)}")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import functools
 import platform
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
 from harbor_gym._runtime.rootless import is_rootless
-from harbor_gym.errors import SandboxError
+from harbor_gym.errors import SandboxError, UsageError
 from harbor_gym.sandboxes.supervisor.program.messages import Criu
 from harbor_gym.sandboxes.tools import find_program, run_tool
 
@@ -18,8 +22,60 @@ LEAST = (4, 2)
 _INSTALL = "install CRIU 4.2 or later (Debian unstable has it; in a checkout `make engines-criu` unpacks it)"
 _PRIVILEGED = "as root; inside a container, start that with --privileged"
 _TIMEOUT_SEC = 20.0
+_SHOWN_FEATURES = 3
 _LIMIT_MS = 90_000
+_TOLD_BY = ("/proc/cpuinfo", "/proc/sys/kernel/random/boot_id")
+_ELSEWHERE = "only the machine that made it can restore it; elsewhere the episode is replayed (start_mode replay)"
 _known: dict[str, Criu] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What dumped processes depend on beside their sandbox."""
+
+    architecture: str
+    kernel: str
+    features: str
+    """The processor's, as /proc/cpuinfo names them."""
+
+    criu: str
+    boot: str
+    """One start of one machine: the kernel's random id. A clock that processes wait for starts with it."""
+
+    def require(self, here: Machine) -> None:
+        """Check that what was dumped on this machine can be restored on another one.
+
+        Raises:
+            UsageError: It can't; the text names what differs.
+        """
+        named = {"architecture": "for the architecture", "kernel": "under the kernel", "criu": "by CRIU"}
+        for name, phrase in named.items():
+            then, now = getattr(self, name), getattr(here, name)
+            if then != now:
+                raise UsageError(f"the dump was made {phrase} {then}, and here is {now}: {_ELSEWHERE}")
+        if lacking := sorted({*self.features.split()} - {*here.features.split()}):
+            names = " ".join(lacking[:_SHOWN_FEATURES])
+            raise UsageError(f"the dump was made on a processor with {names}, which this one lacks: {_ELSEWHERE}")
+        if self.boot != here.boot:
+            raise UsageError(f"the dump is another machine's, or was made before this one's last start: {_ELSEWHERE}")
+
+
+async def machine() -> Machine:
+    """Return the present one.
+
+    Raises:
+        SandboxError: As :func:`found`.
+    """
+    return await asyncio.to_thread(_machine, (await found()).version)
+
+
+@functools.cache
+def _machine(criu: str) -> Machine:
+    processor, boot = (Path(path).read_text(encoding="utf-8") for path in _TOLD_BY)
+    features = re.search(r"^flags\s*: (.*)$", processor, re.MULTILINE)
+    system = platform.uname()
+    kernel = f"{system.release} {system.version}"
+    return Machine(system.machine, kernel, features[1] if features else "", criu, boot.strip())
 
 
 async def found() -> Criu:
@@ -39,11 +95,11 @@ async def found() -> Criu:
         version = re.search(r"Version: (\d+)\.(\d+)", output)
         if code or version is None or tuple(map(int, version.groups())) < LEAST:
             raise SandboxError(f"{path} is no CRIU of 4.2 or later: {_INSTALL}")
-        _known[path] = await _known_of(path)
+        _known[path] = await _known_of(path, output.strip().splitlines()[0].removeprefix("Version: "))
     return _known[path]
 
 
-async def _known_of(path: str) -> Criu:
+async def _known_of(path: str, its_version: str) -> Criu:
     """Return the program with its notes."""
     # It keeps them in /run only: here in one of its own, which goes with the process.
     notes = 'mount -t tmpfs tmpfs /run && "$0" check >&2 && exec base64 -w 0 /run/criu.kdat'
@@ -55,7 +111,7 @@ async def _known_of(path: str) -> Criu:
     try:
         if status == 0:
             base64.b64decode(last, validate=True)
-            return Criu(path, last, _LIMIT_MS)
+            return Criu(path, its_version, last, _LIMIT_MS)
     except binascii.Error:
         pass
     raise SandboxError(f"CRIU does not work on this machine ({path} check, {last}): {_PRIVILEGED}")

@@ -6,26 +6,29 @@ import asyncio
 import contextlib
 import functools
 import os
+import subprocess
 import sys
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, override
+from typing import Any, Literal, override
 
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import (
     should_use_prebuilt_docker_image,
 )
 from harbor.models.task.config import NetworkPolicy
+from pydantic import TypeAdapter, ValidationError
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
 from harbor_gym._runtime.processes import allow_open_files
-from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxStartError
+from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxStartError, UsageError
 from harbor_gym.sandboxes.declared import require_room
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image, hold_known
 from harbor_gym.sandboxes.local import cgroups, criu, own_ids
-from harbor_gym.sandboxes.local.client import Dump, SupervisedSandbox
+from harbor_gym.sandboxes.local.client import COPY_TIMEOUT_SEC, Dump, SupervisedSandbox
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
 from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
@@ -38,7 +41,9 @@ from harbor_gym.sandboxes.supervisor.program.messages import HIGH_IDS, OPEN_FILE
 from harbor_gym.sandboxes.supervisor.running import Finished
 from harbor_gym.sandboxes.tools import find_program
 
-_COPY_TIMEOUT_SEC = 120.0
+_DIG_HOLES = ("-name", "pages-*", "-exec", "fallocate", "--dig-holes", "{}", ";")
+_PACK = ("--create", "--format=posix", "--sparse", "--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*",
+         "--file=-")  # fmt: skip
 _AUTOGROUP_NICE = -10
 _NO_GROUP = "no control group for memory can be made here: memory_mb bounds each process by itself"
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
@@ -56,11 +61,13 @@ def _outweigh_sandboxes() -> None:
         Path("/proc/self/autogroup").write_text(str(_AUTOGROUP_NICE), encoding="utf-8")
 
 
-class SandboxDump(NamedTuple):
-    """A local sandbox at one moment, in memory. Whoever has it closes it."""
+@dataclass(frozen=True, slots=True)
+class SandboxDump:
+    """A local sandbox at one moment, in memory or packed. Whoever has it closes it."""
 
     image: Image
     memory: Dump
+    machine: criu.Machine
 
     @property
     def size_bytes(self) -> int:
@@ -68,9 +75,32 @@ class SandboxDump(NamedTuple):
         state = os.fstatvfs(self.memory.memory)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
 
+    def pack(self, target: int) -> None:
+        """Append what is in memory to a file, as an archive without its zeros. The record is not in it.
+
+        Raises:
+            SandboxError: It can't be written.
+        """
+        place = f"/proc/self/fd/{self.memory.memory}"
+        for argv in (("find", f"{place}/images/", *_DIG_HOLES), ("tar", *_PACK, "--directory", place, ".")):
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=target,
+                stderr=subprocess.PIPE,
+                pass_fds=[self.memory.memory],
+                check=False,
+            )
+            if done.returncode:
+                problem = done.stderr.decode("utf-8", "replace").strip()
+                raise SandboxError(f"the dump can't be written: {problem}")
+
     def close(self) -> None:
         """Free the memory."""
         self.memory.close()
+
+
+_STORED = TypeAdapter(SandboxDump)
 
 
 @declares_options
@@ -222,8 +252,12 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         _outweigh_sandboxes()
         allow_open_files(OPEN_FILES_OF_CALLER)
         copied, self._copied = self._copied, None
-        if copied is None:
+        if copied is not None and copied.memory.is_packed:
+            copied.machine.require(await criu.machine())
+        if copied is None or copied.memory.is_packed:
             image, self._hold = await self._hold_image(force_build=force_build)
+            if copied is not None and (image.digest, image.layers) != (copied.image.digest, copied.image.layers):
+                raise UsageError("the dump is of another image than the one that the task has now")
         else:
             image, self._hold = copied.image, hold_known(copied.image)
             if self._hold is None:
@@ -340,8 +374,22 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         assert isinstance(image, Image)
         if image.entrypoint or image.healthcheck:
             raise SandboxError("its image has services (ENTRYPOINT or HEALTHCHECK), which would run twice in a copy")
-        memory = await self._running().dump(root, await criu.found(), timeout_sec=_COPY_TIMEOUT_SEC)
-        return SandboxDump(image, memory)
+        machine = await criu.machine()
+        memory = await self._running().dump(root, await criu.found(), timeout_sec=COPY_TIMEOUT_SEC)
+        return SandboxDump(image, memory, machine)
+
+    @staticmethod
+    def stored_dump(record: Any, packed: int) -> SandboxDump:
+        """Return a dump as its record in JSON values, and the file to which it was packed, have it.
+
+        Raises:
+            UsageError: It is no such record.
+        """
+        try:
+            dump = _STORED.validate_python(record)
+        except ValidationError as exc:
+            raise UsageError(f"the dump's record can't be read: {exc.errors()[0]['msg']}") from exc
+        return replace(dump, memory=replace(dump.memory, memory=packed, is_packed=True))
 
     def begin_as(self, dump: SandboxDump) -> None:
         """Let this sandbox, not started yet, begin with a dump's image and files; its start reads and runs nothing."""
@@ -354,7 +402,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             SandboxError: They can't be restored; the text states why.
             SandboxLostError: The sandbox is not running.
         """
-        await self._running().restore(dump.memory, await criu.found(), timeout_sec=_COPY_TIMEOUT_SEC)
+        await self._running().restore(dump.memory, await criu.found(), timeout_sec=COPY_TIMEOUT_SEC)
 
     @override
     async def _open(self, request: CommandSpec) -> PipedCommand:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from harbor_gym.sandboxes.supervisor.program.accounts import Accounts, known_identity
 from harbor_gym.sandboxes.supervisor.program.messages import Identity
 
 
+@dataclass
 class BeforePolicy:
     """The state at the first baseline of a sandbox; empty before it.
 
     It is not the image's state: a set-up command may have added users.
     """
 
-    def __init__(self) -> None:
-        self._accounts: Accounts | None = None
-        self._directories: Mapping[str, list[int]] = {}
+    accounts: Accounts | None = None
+    directories: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    """Each with its owner's ids outside of the sandbox, and its mode."""
 
     def note(self, answer: dict[str, Any]) -> None:
         """Store the results of the first baseline; any other answer is ignored."""
-        if self._accounts is None and "accounts" in answer:
-            self._accounts, self._directories = Accounts(*answer["accounts"]), answer["directories"]
+        if self.accounts is None and "accounts" in answer:
+            self.accounts, self.directories = Accounts(*answer["accounts"]), answer["directories"]
 
     def in_copy(self, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> Self:
         """Return the same of a copy of the sandbox.
@@ -38,23 +40,19 @@ class BeforePolicy:
                     return other + number - first
             return number
 
-        copied = type(self)()
-        copied._accounts = self._accounts
-        copied._directories = {
-            path: [moved(uid), moved(gid), mode] for path, (uid, gid, mode) in self._directories.items()
-        }
-        return copied
+        owned = {path: [moved(uid), moved(gid), mode] for path, (uid, gid, mode) in self.directories.items()}
+        return type(self)(self.accounts, owned)
 
     def identity(self, user: str) -> Identity | None:
         """Return a user's ids before the policy, which it can't change; None if there was no such user."""
-        if self._accounts is None or (known := known_identity(user, self._accounts)) is None:
+        if self.accounts is None or (known := known_identity(user, self.accounts)) is None:
             return None
         return Identity(*known)
 
     def arguments(self, work: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of one part of the clean-up, with the noted state filled in."""
         if work == "open_grading":
-            return {**arguments, "directories": dict(self._directories)}
+            return {**arguments, "directories": dict(self.directories)}
         if work == "reset_verifier_dirs" and (owner := self.identity(arguments["owner"])) is not None:
             return {**arguments, "owner": str(owner.uid)}
         if work in ("look", "ensure_dirs") and (user := self.identity(arguments["user"])) is not None:

@@ -1,10 +1,9 @@
 """The persistent transport: the step script runs on in the sandbox behind a pipe, and a step needs no ``exec``."""
 
-import copy
 import logging
 import secrets
 import shlex
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.shell_text import with_arguments
 from harbor_gym.terminal.screen.capture import Capture, CaptureError, parse_capture
@@ -149,13 +148,6 @@ class PersistentTransport:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
-
-    def in_copy(self, environment: "BaseEnvironment") -> Self:
-        """See :meth:`harbor_gym.terminal.transports.step.Transport.in_copy`."""
-        copied = copy.copy(self)
-        copied._environment, copied.portable = environment, self.portable.in_copy(environment)
-        copied._channel, copied._is_closed = None, False
-        return copied
 
     async def close(self) -> None:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.close`."""

@@ -1,8 +1,7 @@
 """The portable transport: one ``exec`` per step, on any Harbor environment that has bash and tmux."""
 
-import copy
 import shlex
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from harbor_gym.errors import SandboxLostError
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
@@ -96,12 +95,6 @@ class PortableTransport:
 
     async def close_channel(self) -> None:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.close_channel`."""
-
-    def in_copy(self, environment: "BaseEnvironment") -> Self:
-        """See :meth:`harbor_gym.terminal.transports.step.Transport.in_copy`."""
-        copied = copy.copy(self)
-        copied._environment = environment
-        return copied
 
     async def close(self) -> None:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.close`."""

@@ -5,15 +5,12 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Protocol
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.terminal.screen.capture import Capture
 from harbor_gym.terminal.screen.keys import MAX_INLINE_BYTES, Keys
 from harbor_gym.types import Command
-
-if TYPE_CHECKING:
-    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
 LONG_PAYLOAD_BYTES = 100_000
 """Linux accepts at most 128 KiB in one argument; longer keystrokes are sent ahead in pieces."""
@@ -102,10 +99,6 @@ class Transport(Protocol):
 
     async def close_channel(self) -> None:
         """End what serves steps in the sandbox, if anything runs there between two; the next step starts it again."""
-        ...
-
-    def in_copy(self, environment: "BaseEnvironment") -> Self:
-        """Return a transport to the same session in a copy of the sandbox."""
         ...
 
     async def finish(self, script: str, *arguments: object) -> str:

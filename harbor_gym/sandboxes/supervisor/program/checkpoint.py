@@ -66,6 +66,8 @@ _NOTHING = 4096
 _MARGIN_BYTES = 64 << 20
 _LAST_DESCRIPTOR = 1 << 20
 _FULL_BYTES = 1 << 20
+_UNPACK = ("/bin/tar", "--extract", "--preserve-permissions", "--same-owner", "--numeric-owner", "--acls", "--xattrs",
+           "--xattrs-include=*", "--file=-")  # fmt: skip
 
 
 class CheckpointError(ValueError):
@@ -211,10 +213,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
     try:
         _ask_for_dump(sock, pid, images, root, copy_files)
     except CheckpointError:
-        room = os.statvfs(f"/proc/self/fd/{memory}")
-        if room.f_bavail * room.f_frsize < _FULL_BYTES:
-            most = room.f_blocks * room.f_frsize >> 20
-            raise CheckpointError(f"its processes and files take more than {most} MiB of memory when copied") from None
+        _require_room(memory)
         raise
     finally:
         sock.close()
@@ -222,6 +221,18 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
             _end_children()
     last = _prepare_images(images)
     return {"last": last}
+
+
+def _require_room(memory: int) -> None:
+    """Say so where a dump's directory is full.
+
+    Raises:
+        CheckpointError: It is.
+    """
+    room = os.statvfs(f"/proc/self/fd/{memory}")
+    if room.f_bavail * room.f_frsize < _FULL_BYTES:
+        most = room.f_blocks * room.f_frsize >> 20
+        raise CheckpointError(f"its processes and files take more than {most} MiB of memory when copied") from None
 
 
 def _ask_for_dump(sock: socket.socket, pid: int, images: int, root: int, copy_files: Callable[[], None]) -> None:
@@ -315,6 +326,19 @@ def restore(place: Place, criu: Criu, memory: int, source: Extents) -> dict[str,
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cpus)
     return {}
+
+
+def unpack(archive: int, most_bytes: int) -> int:
+    """Return a descriptor of a directory in memory with a dump that was packed, which is read from its offset on.
+
+    Raises:
+        CheckpointError, OSError: It can't be done.
+    """
+    memory = memory_directory(most_bytes)
+    if _run((*_UNPACK, "--directory", f"/proc/self/fd/{memory}"), memory, stdin=archive):
+        _require_room(memory)
+        raise CheckpointError("the dump can't be unpacked")
+    return memory
 
 
 def fill(directory: str, memory: int, source: Extents, target: Extents) -> None:
@@ -616,6 +640,22 @@ def _copy(source: str, target: int, init: int | None = None) -> None:
     os.close(problems)
     if status:
         raise CheckpointError(f"the sandbox's files can't be copied: {first.rpartition(': ')[2] or f'status {status}'}")
+
+
+def _run(argv: Sequence[str], *handles: int, stdin: int | None = None) -> int:
+    """Run a program of the machine with these descriptors; return its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            for handle in handles:
+                os.set_inheritable(handle, True)
+            if stdin is not None:
+                os.dup2(stdin, 0)
+            os.execv(argv[0], list(argv))
+        finally:
+            os._exit(127)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def give(directory: int, source: Extents, target: Extents) -> None:

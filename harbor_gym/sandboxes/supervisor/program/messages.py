@@ -51,6 +51,7 @@ class Criu(NamedTuple):
     """The program that dumps and restores processes, as this machine has it."""
 
     program: str
+    version: str
     notes: str
     """What it found of the kernel, in base64, as it keeps that in /run."""
 

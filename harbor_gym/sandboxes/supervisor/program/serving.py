@@ -64,6 +64,7 @@ class _Supervisor:
         self.poll = select.poll()
         self.children = Children(self.poll)
         self.dumps: dict[int, int] = {}
+        self.unpacked = -1
         self.ids = Ids(is_shifted=config.has_own_ids, high_ids=config.high_ids)
         self.first = programs.open_first()
         self.namespace_build: NamespaceBuild | None = None
@@ -121,7 +122,10 @@ class _Supervisor:
         """Fill the sandbox's files with those of a dump, which the caller sends."""
         _, handles = control_socket.receive(self.control, _REQUEST_BYTES)
         spec_handle, memory = handles
-        checkpoint.fill("upper", memory, control_socket.read_spec(spec_handle)["ids"], self.ids.extents)
+        spec = control_socket.read_spec(spec_handle)
+        if spec["is_packed"]:
+            memory = self.unpacked = checkpoint.unpack(memory, checkpoint.room(self.config))
+        checkpoint.fill("upper", memory, spec["ids"], self.ids.extents)
         for handle in handles:
             os.close(handle)
 
@@ -249,11 +253,15 @@ class _Supervisor:
         self.dumps[request] = memory
         self._work_at_files(request, lambda place: checkpoint.dump(place, criu, memory, spec["root"]))
 
-    def start_restore(self, request: int, spec_handle: int, memory: int) -> None:
+    def start_restore(self, request: int, spec_handle: int, *given: int) -> None:
         spec = control_socket.read_spec(spec_handle)
+        memory = given[0] if given else self.unpacked
         criu, source = parse(checkpoint.Criu, spec["criu"]), spec["ids"]
         checkpoint.pass_ids(spec["last"])
         self._work_at_files(request, lambda place: checkpoint.restore(place, criu, memory, source))
+        if self.unpacked >= 0:
+            os.close(self.unpacked)
+            self.unpacked = -1
 
     def _work_at_files(self, request: int, work: Callable[[checkpoint.Place], dict[str, Any]]) -> None:
         place = checkpoint.Place(
