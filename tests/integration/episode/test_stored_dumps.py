@@ -276,3 +276,40 @@ async def test_a_kill_while_it_is_written_leaves_a_whole_snapshot(task_dir: Path
     assert names(tmp_path) == sorted([path.name, the_dump(path).name])
     Snapshot.remove(path)
     assert names(tmp_path) == []
+
+
+def repacked(path: Path, folder: Path, change: Callable[[Path], Any]) -> None:
+    """Change the files of a stored dump, and let the snapshot have its new digest."""
+    line, _, rest = the_dump(path).read_bytes().partition(b"\n")
+    tar = ["tar", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-C", str(folder)]
+    folder.mkdir()
+    subprocess.run([*tar, "-xp", "-f-"], input=rest, check=True)
+    change(folder)
+    rest = subprocess.run([*tar, "-c", "-f-", "."], stdout=subprocess.PIPE, check=True).stdout
+    the_dump(path).write_bytes(line + b"\n" + rest)
+    changed(path, lambda _: None)
+
+
+async def test_a_changed_dump_reaches_no_device_and_no_file_of_the_machine(task_dir: Path, tmp_path: Path) -> None:
+    path, outside = tmp_path / "s.json", tmp_path / "outside"
+    await stored(config_of(task_dir), path, "echo one >/srv/one\n")
+    whole = the_dump(path).read_bytes(), path.read_text(encoding="utf-8")
+    outside.write_text("the machine's", encoding="utf-8")
+
+    def a_device_and_a_link(folder: Path) -> None:
+        owner = (folder / "upper/srv/one").stat().st_uid
+        (folder / "upper/srv/link").symlink_to(outside)
+        os.mknod(folder / "upper/srv/zero", 0o20666, os.makedev(1, 5))
+        for name in ("link", "zero"):
+            os.chown(folder / "upper/srv" / name, owner, owner, follow_symlinks=False)
+
+    repacked(path, tmp_path / "first", a_device_and_a_link)
+    async with begun(path) as (env, _, _):
+        shown = await typed(env, "clear; ls -l /srv/zero | head -c 1; head -c 1 /srv/zero; cat /srv/link\n")
+        assert "\nchead: cannot open '/srv/zero' for reading: Permission denied\n" in shown
+        assert "cat: /srv/link: No such file or directory" in shown
+
+    the_dump(path).write_bytes(whole[0])
+    path.write_text(whole[1], encoding="utf-8")
+    repacked(path, tmp_path / "second", lambda folder: os.chown(folder / "upper/srv/one", 0, 0))
+    assert "belongs to 0, which is none of its ids" in await refusal(path)
