@@ -24,6 +24,7 @@ GIVEN = {
     "sandbox-option": ('limits={"pids": 9}', {"limits": {"pids": 9}}),
     "setup-command": ("apt-get install -y jq", "apt-get install -y jq"),
     "action-format": ("bash-tool", "bash-tool"),
+    "start-mode": ("exact", "exact"),
     "mcp-tools": (False, False),
     "system-prompt": ("Answer in JSON.", "Answer in JSON."),
     "max-turns": ("7", 7),
