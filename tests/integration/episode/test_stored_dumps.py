@@ -260,12 +260,12 @@ while True:
 async def test_a_kill_while_it_is_written_leaves_a_whole_snapshot(task_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     await stored(config_of(task_dir), path, "echo one\n")
-    for number in range(12):
+    for number in range(6):
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", _WRITES, str(path), stdout=subprocess.PIPE)
         assert process.stdout is not None
         for _ in range(2):
             assert await process.stdout.readline() == b"written\n"
-        await asyncio.sleep(0.01 * number)
+        await asyncio.sleep(0.02 * number)
         process.send_signal(signal.SIGKILL)
         await process.wait()
         kept = Snapshot.read(path)
