@@ -72,9 +72,11 @@ class Relay:
             self._server.close()
         for task in self._carrying:
             task.cancel()
-        if self._carrying:
-            await shielded(asyncio.ensure_future(asyncio.wait(self._carrying)))
-        self.remove()
+        try:
+            if self._carrying:
+                await shielded(asyncio.ensure_future(asyncio.wait(self._carrying)))
+        finally:
+            self.remove()
 
     def remove(self) -> None:
         """Remove the socket, which is all that remains to do after the event loop has ended. Idempotent."""

@@ -1,0 +1,40 @@
+"""A relay to an MCP server removes its socket, also if its close is cancelled."""
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from harbor_gym.episode.mcp import relay as relays
+
+
+def _entries(directory: Path) -> list[str]:
+    return os.listdir(directory)  # noqa: PTH208
+
+
+async def test_a_cancelled_close_removes_the_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def start_piped(*_: object, **__: object) -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await may_end.wait()
+
+    monkeypatch.setattr(relays, "start_piped", start_piped)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    relay = await relays.Relay(cast("Any", None), None, "localhost", 80).open()
+    assert len(_entries(tmp_path)) == 1
+    _, writer = await asyncio.open_unix_connection(relay.path)
+    await begun.wait()
+    closing = asyncio.ensure_future(relay.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    writer.close()
+    assert _entries(tmp_path) == []
