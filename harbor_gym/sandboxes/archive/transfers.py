@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import stat
 from collections.abc import Awaitable, Callable, Generator, Mapping
@@ -35,9 +34,6 @@ from harbor_gym.sandboxes.archive.trees.sending import Sender
 TIMEOUT_SEC = 600.0
 """As long as Harbor's own transfers may take; the limits of size are reached long before."""
 
-_MAX_THREADS = 1 << 20
-"""No limit: each transfer has a sandbox, of which there are fewer."""
-
 DEFAULT_STORAGE_MB = 2048
 """Storage of a sandbox whose task sets no limit, in MiB."""
 
@@ -54,17 +50,8 @@ def limit_bytes(storage_mb: int | None) -> int:
     return 4 * ((storage_mb or DEFAULT_STORAGE_MB) << 20)
 
 
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    """Return the threads of transfers: as many as there are transfers at once, so that none waits for another."""
-    return ThreadPoolExecutor(_MAX_THREADS, "harbor-gym-transfer")
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)  # which has none of the threads
-
-
 async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> None:
-    """Do ``work`` in a thread that has nothing else to do; it has ended when this returns.
+    """Do ``work`` in a thread of its own, which has ended when this returns.
 
     Args:
         work: The work; ``hang_up`` ends all its blocking calls.
@@ -73,19 +60,20 @@ async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> No
     Raises:
         SandboxTimeoutError: It took longer than :data:`TIMEOUT_SEC`.
     """
-    running = asyncio.get_running_loop().run_in_executor(_threads(), work)
-    deadline = asyncio.timeout(TIMEOUT_SEC)
-    try:
-        async with deadline:
-            await ended(running)
-    except TimeoutError:
-        raise SandboxTimeoutError(f"it took longer than {TIMEOUT_SEC:g} s") from None
-    finally:
-        if not running.done():
-            hang_up()
-            await shielded(asyncio.wait((running,)))
-        running.exception()  # retrieved: asyncio would log it
-    running.result()
+    with ThreadPoolExecutor(1, "harbor-gym-transfer") as pool:
+        running = asyncio.get_running_loop().run_in_executor(pool, work)
+        deadline = asyncio.timeout(TIMEOUT_SEC)
+        try:
+            async with deadline:
+                await ended(running)
+        except TimeoutError:
+            raise SandboxTimeoutError(f"it took longer than {TIMEOUT_SEC:g} s") from None
+        finally:
+            if not running.done():
+                hang_up()
+                await shielded(asyncio.wait((running,)))
+            running.exception()  # retrieved: asyncio would log it
+        running.result()
 
 
 @contextlib.contextmanager
