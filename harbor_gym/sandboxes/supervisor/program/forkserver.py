@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from typing import Any, NoReturn
 
 import control_socket
@@ -23,6 +24,7 @@ from kernel.calls import PR_SET_CHILD_SUBREAPER, prctl
 
 _REQUEST_BYTES = 1 << 17
 _LAST_DESCRIPTOR = 1 << 20
+_REAP_SEC, _PAUSE_SEC = 1.0, 0.002
 
 
 def run(requests_fd: int, caller: int) -> int:
@@ -45,25 +47,28 @@ def run(requests_fd: int, caller: int) -> int:
     with contextlib.suppress(OSError):  # a sandbox that needs it reports that
         packet_filter.load()
     is_warm = False
+    forked: set[int] = set()
     while True:
         ready = {handle for handle, _ in poll.poll()}
         if wake_read in ready:
             os.read(wake_read, 4096)
-            _reap()
+            _reap(forked)
         if parent in ready:
-            return 0
+            break
         if requests_fd in ready:
             payload, handles = control_socket.receive(requests, _REQUEST_BYTES)
             if not payload:
-                return 0
+                break
             config = json.loads(payload)
             if not is_warm and "transfers" not in config:
                 serving.warm_up(config)
                 is_warm = True
-            _fork(config, handles, (requests_fd, parent, wake_read, wake_write))
+            forked.add(_fork(config, handles, (requests_fd, parent, wake_read, wake_write)))
+    _reap_killed(forked)
+    return 0
 
 
-def _fork(config: Any, handles: list[int], own: tuple[int, ...]) -> None:
+def _fork(config: Any, handles: list[int], own: tuple[int, ...]) -> int:
     control, answer, *further = handles
     pid = os.fork()
     if pid == 0:
@@ -75,6 +80,7 @@ def _fork(config: Any, handles: list[int], own: tuple[int, ...]) -> None:
     with contextlib.suppress(OSError), socket.socket(fileno=answer) as caller:
         socket.send_fds(caller, [str(pid).encode()], [pidfd])
     os.close(pidfd)
+    return pid
 
 
 def _become(config: Any, control: int, further: list[int], not_its_own: tuple[int, ...]) -> NoReturn:
@@ -87,14 +93,26 @@ def _become(config: Any, control: int, further: list[int], not_its_own: tuple[in
         if "transfers" in config:
             status = transfers.serve(control, config["transfers"], *further)
         else:
-            status = serving.serve(control, config)
+            status = serving.serve(control, config, os.getppid())
     except BaseException as exc:  # a forked child must never return into its parent's code
         sys.excepthook(type(exc), exc, exc.__traceback__)
     finally:
         os._exit(status)
 
 
-def _reap() -> None:
+def _reap(forked: set[int]) -> None:
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            forked.discard(pid)
+
+
+def _reap_killed(forked: set[int]) -> None:
+    """Collect what ended supervisors have killed and left: where PID 1 collects nothing, it would stay for ever."""
+    deadline = time.monotonic() + _REAP_SEC
+    with contextlib.suppress(OSError):  # a kernel that does not list children
+        while time.monotonic() < deadline:
+            _reap(forked)
+            with open("/proc/thread-self/children", encoding="ascii") as listed:  # noqa: PTH123  # pathlib: 20 ms
+                if forked.issuperset(map(int, listed.read().split())):
+                    return
+            time.sleep(_PAUSE_SEC)

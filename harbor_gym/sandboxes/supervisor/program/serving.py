@@ -56,8 +56,11 @@ _WARM_UP_CALLS = 8
 
 
 class _Supervisor:
-    def __init__(self, control: socket.socket, config: SupervisorConfig, memory_kills: MemoryKills) -> None:
+    def __init__(
+        self, control: socket.socket, config: SupervisorConfig, memory_kills: MemoryKills, reaper: int
+    ) -> None:
         self.control = control
+        self.reaper = reaper
         self.config = config
         self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
@@ -395,7 +398,7 @@ class _Supervisor:
     def tear_down(self) -> None:
         """Kill PID 1, which takes every process of its namespace along, and wait until all are gone.
 
-        The network is killed, too; the forkserver collects its processes.
+        The network is killed, too; the forkserver collects its processes, as far as there is one.
         """
         self.network.leave()
         with contextlib.suppress(OSError):
@@ -406,7 +409,7 @@ class _Supervisor:
                 os.close(self.namespace_build.keep_alive)
         with contextlib.suppress(ChildProcessError):
             # PID 1 is the last of its namespace to end, once its others are collected.
-            while os.waitpid(-1, 0)[0] != self.init:
+            while os.waitpid(-1, 0)[0] != self.init or os.getppid() != self.reaper:
                 pass
         if self.loss:
             self.reply(lost=self.loss, kind=self.loss_kind)
@@ -430,8 +433,14 @@ def warm_up(data: object) -> None:
             start_time(os.getpid())
 
 
-def serve(control_fd: int, data: object) -> int:
-    """Build one sandbox and serve it until its end; return the exit status."""
+def serve(control_fd: int, data: object, reaper: int = 0) -> int:
+    """Build one sandbox and serve it until its end; return the exit status.
+
+    Args:
+        control_fd: The control socket.
+        data: The configuration.
+        reaper: The process that collects killed ones which this one leaves, while it is this one's parent; 0: none.
+    """
     os.set_inheritable(control_fd, False)
     control = socket.socket(fileno=control_fd)
     try:
@@ -441,7 +450,7 @@ def serve(control_fd: int, data: object) -> int:
         harden_self()
         become_plain()
         system_calls.prepare(config.filters)
-        supervisor = _Supervisor(control, config, memory_kills)
+        supervisor = _Supervisor(control, config, memory_kills, reaper)
     except ProcessLookupError:  # the caller has ended
         return 0
     except (OSError, MessageError) as exc:
