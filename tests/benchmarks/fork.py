@@ -21,12 +21,10 @@ from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local import criu
 from harbor_gym.types import ForkMode
-from tests.benchmarks.scale.holdings import fill_executor, take_holdings
+from tests.benchmarks.scale.holdings import fill_executor, take_holdings, take_settled_holdings
 
 _FIRST_CYCLES = 5
 """Not counted: what they leave is made once."""
-_SETTLE_SEC = 30.0
-"""A close does not wait for the kernel, which removes the network later."""
 _BEGIN, _ASK = "x=held; cd /tmp\n", "pwd; echo $x; cat turn\n"
 
 
@@ -247,12 +245,8 @@ async def bench_cycles(
             if on_progress is not None:
                 on_progress(number + 1)
         wall_sec = time.perf_counter() - started
-        deadline = time.monotonic() + _SETTLE_SEC
-        while True:
-            after, then = await asyncio.to_thread(lambda: (take_holdings(), _machine()))
-            if not after.exceeds(before) or time.monotonic() > deadline:
-                break
-            await asyncio.sleep(0.1)
+        after = await asyncio.to_thread(take_settled_holdings, before)
+        then = await asyncio.to_thread(_machine)
     return CyclesReport(
         env=sandbox,
         mode=mode,

@@ -15,7 +15,7 @@ from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.errors import HarborGymError
 from harbor_gym.types import Command
 from tests.benchmarks.concurrency import watch_loop
-from tests.benchmarks.scale.holdings import Holdings, fill_executor, take_holdings
+from tests.benchmarks.scale.holdings import Holdings, fill_executor, take_holdings, take_settled_holdings
 
 _ECHO_SEC = 60.0
 _MIB = 1 << 20
@@ -91,7 +91,7 @@ async def bench_scale(
             before = await asyncio.to_thread(take_holdings)
             fleet = _Fleet([_Member(config) for _ in range(sandboxes)], starts_at_once)
             report = await fleet.run()
-            after = await asyncio.to_thread(take_holdings)
+            after = await asyncio.to_thread(take_settled_holdings, before)
         finally:
             await first.close()
         return report.finish(sandbox, starts_at_once, before, after)

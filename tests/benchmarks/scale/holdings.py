@@ -15,6 +15,7 @@ from harbor_gym.sandboxes.local import cgroups
 
 _MORE_THAN_ITS_THREADS = 40
 _HOLD_SEC = 0.02
+_SETTLE_SEC, _SETTLE_PAUSE_SEC = 30.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,14 @@ def take_holdings() -> Holdings:
         networks=sum(link.startswith("net:") for link in networks),
         groups=sum(len(list(place.directory.glob(f"{groups}-*"))) for place in cgroups.places().values()),
     )
+
+
+def take_settled_holdings(before: Holdings) -> Holdings:
+    """Count until there is no more than before, for some seconds at most: a network device goes after its sandbox."""
+    deadline = time.monotonic() + _SETTLE_SEC
+    while (after := take_holdings()).exceeds(before) and time.monotonic() < deadline:
+        time.sleep(_SETTLE_PAUSE_SEC)
+    return after
 
 
 def _links(directory: Path) -> list[str]:

@@ -18,7 +18,7 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import classify
-from tests.benchmarks.scale.holdings import Holdings, fill_executor, take_holdings
+from tests.benchmarks.scale.holdings import Holdings, fill_executor, take_holdings, take_settled_holdings
 
 _SAMPLES = 10
 _FAKE = "harbor_gym.testing:FakeEnvironment"
@@ -135,7 +135,7 @@ class _Soak:
         tenth = max(1, episodes // _SAMPLES)
         for first in range(0, episodes, tenth):
             await self._part(plan[first : first + tenth], at_once)
-            self._samples.append(await asyncio.to_thread(take_holdings))
+            self._samples.append(await asyncio.to_thread(take_settled_holdings, before))
         wall_sec = time.perf_counter() - started
         early, late = self._samples[0], self._samples[-1]
         between = max(1, episodes - tenth)

@@ -219,7 +219,9 @@ async def test_a_users_mounts_are_there_also_in_place_of_a_log_folder(
         {"type": "bind", "source": str(shared), "target": "/logs/mine"},
     ]
     async with started(task, name, users=users) as environment:
-        told = await environment.exec("cat /data/data && ! touch /data/x && echo back >/logs/mine/back", user="root")
+        told = await environment.exec(
+            "exec 2>&1; cat /data/data && ! touch /data/x && echo back >/logs/mine/back", user="root"
+        )
         assert (told.return_code, told.stdout) == (0, "given\ntouch: cannot touch '/data/x': Read-only file system\n")
         await nothing_of_this_machine_is_read(environment, tmp_path)
     assert (shared / "back").read_text() == "back\n"
