@@ -15,7 +15,7 @@ from harbor_gym.sandboxes.local import cgroups
 
 _MORE_THAN_ITS_THREADS = 40
 _HOLD_SEC = 0.02
-_SETTLE_SEC, _SETTLE_PAUSE_SEC = 30.0, 0.1
+_SETTLE_SEC, _SETTLE_PAUSE_SEC = 5.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)

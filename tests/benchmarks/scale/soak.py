@@ -135,7 +135,8 @@ class _Soak:
         tenth = max(1, episodes // _SAMPLES)
         for first in range(0, episodes, tenth):
             await self._part(plan[first : first + tenth], at_once)
-            self._samples.append(await asyncio.to_thread(take_settled_holdings, before))
+            self._samples.append(await asyncio.to_thread(take_holdings))
+        self._samples[-1] = await asyncio.to_thread(take_settled_holdings, before)
         wall_sec = time.perf_counter() - started
         early, late = self._samples[0], self._samples[-1]
         between = max(1, episodes - tenth)
