@@ -170,6 +170,34 @@ async def test_a_supervisor_killed_while_it_ends_leaves_nothing(tmp_path: Path) 
     assert set(orphans()) <= before
 
 
+_CLOSES = """
+import asyncio, sys
+from pathlib import Path
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+
+async def main():
+    async with AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=Path(sys.argv[1]), sandbox="local")) as env:
+        await env.reset()
+
+asyncio.run(main())
+"""
+_IS_LEFT = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+subprocess.run([sys.executable, "-c", *sys.argv[1:]], check=True)
+left = open("/proc/thread-self/children").read().split()
+print([open(f"/proc/{pid}/comm").read().strip() for pid in left])
+"""
+
+
+@pytest.mark.local
+def test_a_caller_that_ends_after_a_close_leaves_its_parent_no_process(task_dir: Path) -> None:
+    """Where the machine's first process collects nothing, such a process would stay for ever."""
+    require_engine("local")
+    command = [sys.executable, "-c", _IS_LEFT, _CLOSES, str(task_dir)]
+    assert subprocess.check_output(command, text=True, cwd=ROOT).strip() == "[]"
+
+
 @pytest.mark.docker
 @pytest.mark.slow
 def test_what_killed_docker_hosts_leave_is_reaped(tmp_path: Path, scratch: Path) -> None:

@@ -37,6 +37,14 @@ def _try(directory: str) -> None:
         os._exit(0)
     os.close(ready)
     os.read(up, 1)
+    try:
+        _mount(directory, pid)
+    finally:
+        os.close(_held)
+        os.waitpid(pid, 0)  # where PID 1 collects nothing, it would stay for ever
+
+
+def _mount(directory: str, pid: int) -> None:
     for name in ("uid_map", "gid_map"):
         write_file(f"/proc/{pid}/{name}", written(extents_of(PROBE_RANGE)))
     user_namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
