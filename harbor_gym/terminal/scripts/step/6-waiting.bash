@@ -27,7 +27,8 @@ await_first_prompt() {
     end=$((now + 10000)) next=$((now + 100))
     while ((now < end)); do
         read_mark && [ "$kind" = p ] && return
-        shell_lives && [ "$is_dead" = 0 ] || return
+        # Without an answer of tmux is_dead is not known: that is no end of the shell.
+        shell_lives && [ "$is_dead" != 1 ] || return
         if ((now >= next)); then
             needs_run=''
             if has_settled; then ((++settled < 5)) || return 0; else settled=0; fi
