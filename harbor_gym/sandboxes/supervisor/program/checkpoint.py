@@ -27,6 +27,7 @@ from kernel.calls import (
     CAP_SYS_RESOURCE,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
+    become_root,
     has_capability,
     memory_directory,
     message_queues,
@@ -617,24 +618,9 @@ def _owner_of(pids: Sequence[int]) -> tuple[int, int]:
 def _copy(source: str, target: int, init: int | None = None) -> None:
     """Copy a directory's content with all that belongs to it, by the root of ``init``; no link is followed."""
     problems = os.memfd_create("problems", os.MFD_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.dup2(problems, 2)
-            if init is not None:
-                os.setns(init, os.CLONE_NEWUSER)
-                os.setgroups([])
-                os.setresgid(0, 0, 0)
-                os.setresuid(0, 0, 0)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of ids takes it away
-            os.set_inheritable(target, True)
-            for word in source.split("/"):
-                if word.isdecimal():
-                    os.set_inheritable(int(word), True)
-            os.execve("/bin/cp", ["cp", "--archive", source, f"/proc/self/fd/{target}/"], {"LC_ALL": "C"})
-        finally:
-            os._exit(127)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    handles = (target, *(int(word) for word in source.split("/") if word.isdecimal()))
+    argv = ("/bin/cp", "--archive", source, f"/proc/self/fd/{target}/")
+    status = _run(argv, *handles, stderr=problems, init=init)
     # The line's end says why; before it stands the policy's path, of any length.
     first = os.pread(problems, _MESSAGE_BYTES, 0).decode("utf-8", "replace").partition("\n")[0]
     os.close(problems)
@@ -642,17 +628,21 @@ def _copy(source: str, target: int, init: int | None = None) -> None:
         raise CheckpointError(f"the sandbox's files can't be copied: {first.rpartition(': ')[2] or f'status {status}'}")
 
 
-def _run(argv: Sequence[str], *handles: int, stdin: int | None = None) -> int:
-    """Run a program of the machine with these descriptors; return its exit status."""
+def _run(argv: Sequence[str], *handles: int, stdin: int = 0, stderr: int = 2, init: int | None = None) -> int:
+    """Run a program of the machine with these descriptors, by the root of ``init``; return its exit status."""
     pid = os.fork()
     if pid == 0:
         try:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if init is not None:
+                os.setns(init, os.CLONE_NEWUSER)
+                os.setgroups([])
+                become_root()
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of ids takes it away
             for handle in handles:
                 os.set_inheritable(handle, True)
-            if stdin is not None:
-                os.dup2(stdin, 0)
-            os.execv(argv[0], list(argv))
+            os.dup2(stdin, 0)
+            os.dup2(stderr, 2)
+            os.execve(argv[0], list(argv), {"LC_ALL": "C"})
         finally:
             os._exit(127)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
