@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from harbor_gym.config.snapshot import KeepSnapshot
+from harbor_gym.config.snapshot import KeepSnapshot, suspending
 from harbor_gym.errors import BudgetSpentError, HarborGymError
 from harbor_gym.outcomes import RetryBudget, classify
 from harbor_gym.stragglers import EpisodeClock
@@ -41,7 +41,7 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnaps
         sample: Called once a turn. Its ``BudgetSpentError`` (the prompt does not fit the engine) ends the episode
             truncated, its ``SamplerError`` is an infrastructure error; other exceptions pass through. If it knows its
             engine's context window (:class:`KnowsContext`) and the environment has no limit, that window is the limit.
-        keep: Called with a snapshot before each answer but the first.
+        keep: Called with a snapshot before each answer but the first; see :data:`KeepSnapshot` for a cancellation.
 
     Returns:
         The trajectory. A failure of sandbox, terminal, verifier or sampler comes back as ``INFRASTRUCTURE_ERROR``, with
@@ -56,10 +56,9 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnaps
         step = await env.reset()
         while not step.done:
             prompt = step.observation
-            if keep is not None and env.transcript.turns:
-                await keep(await env.snapshot())
             try:
-                sampled = await sample(prompt)
+                async with suspending(keep if env.transcript.turns else None, lambda mode: env.snapshot(mode=mode)):
+                    sampled = await sample(prompt)
             except BudgetSpentError as exc:
                 step = await env.truncate(EndReason(exc.reason))
                 transitions[-1:] = [replace(last, reward=step.reward, info=step.info) for last in transitions[-1:]]

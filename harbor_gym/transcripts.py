@@ -194,6 +194,10 @@ def _rounded(values: Sequence[float]) -> list[float | None]:
     return [round(value, _LOGPROB_DIGITS) if math.isfinite(value) else None for value in values]
 
 
+def _read_logprobs(values: list[float | None] | None) -> list[float] | None:
+    return None if values is None else [-math.inf if value is None else value for value in values]
+
+
 def _read_turn(number: int, turn: dict[str, Any]) -> Turn:
     commands, info = turn.get("commands"), {key: turn[key] for key in _KEPT_INFO if key in turn}
     return Turn(
@@ -203,6 +207,7 @@ def _read_turn(number: int, turn: dict[str, Any]) -> Turn:
         reward=turn["reward"],
         prompt_tokens=turn["prompt_tokens"],
         sampled_tokens=turn["sampled_tokens"],
+        logprobs=_read_logprobs(turn.get("logprobs")),
         version=turn.get("version"),
         thinking_sec=turn["thinking_sec"],
         commands=None if commands is None else tuple(Command(keys, seconds) for keys, seconds in commands),

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import ssl
 import stat
@@ -113,6 +114,35 @@ def replace_text(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
         with partial.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
+
+
+@contextlib.contextmanager
+def one_run_at_a_time(folder: Path, *, flag: str) -> Generator[None]:
+    """Lock a run's folder during the block, if it exists. The kernel releases the lock of a killed process.
+
+    Args:
+        folder: The folder.
+        flag: The flag that names it, for the error.
+
+    Raises:
+        UsageError: Another run uses the folder.
+    """
+    if not folder.is_dir():
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"a run is under way in {folder}: wait for its end, or name another folder ({flag})"
+            ) from None
+        except OSError:
+            pass  # some network file systems can't lock directories
+        yield
+    finally:
+        os.close(handle)
 
 
 def open_regular(path: Path, below: Path) -> BinaryIO:

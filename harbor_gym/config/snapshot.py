@@ -1,17 +1,21 @@
 """Snapshots: a running episode at a turn boundary, as a record from which other episodes go on."""
 
+import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from asyncio import CancelledError
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import ValidationError
 
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.config.dump_file import DumpFile, remove_dumps
-from harbor_gym.errors import UsageError
+from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.transcripts import append_turns, read_transcript, write_transcript
-from harbor_gym.types import EpisodeInfo, Transcript, Turn
+from harbor_gym.types import EpisodeInfo, ForkMode, Sample, TokenTransition, Transcript, Turn
 
 if TYPE_CHECKING:
     from harbor_gym.config import TerminalEnvConfig
@@ -21,6 +25,8 @@ SNAPSHOT_FORMAT = 1
 
 _OWN = ("task_digest", "seed", "messages")
 """The fields that a snapshot's file has beside a transcript's."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,26 @@ class Snapshot:
             settings=settings_of(self.config),
             tokens=self.tokens,
         )
+
+    @property
+    def transitions(self) -> list[TokenTransition]:
+        """The turns with their tokens, as :func:`harbor_gym.run_episode` would have returned them.
+
+        The rollout of an episode that goes on from here begins after them. Log-probabilities of a snapshot that was
+        read from a file have 4 decimals.
+
+        Raises:
+            UsageError: The snapshot has no tokens.
+        """
+        if self.tokens is None:
+            raise UsageError("the snapshot has no tokens: a policy in text played its episode")
+        transitions: list[TokenTransition] = []
+        for turn in self.turns:
+            end = turn.prompt_tokens + turn.sampled_tokens
+            sample = Sample(list(self.tokens[turn.prompt_tokens : end]), turn.logprobs, version=turn.version)
+            prompt = list(self.tokens[: turn.prompt_tokens])
+            transitions.append(TokenTransition(prompt, sample, turn.reward, turn.info))
+        return transitions
 
     def at(self, turn: int) -> Self:
         """Return the snapshot of an earlier turn, with its tokens if they are known, without a chat and a dump.
@@ -172,20 +198,25 @@ class SnapshotFile:
 
     Args:
         path: The file; its folder is made if it is missing.
+        begun: The file's snapshot, where the episode goes on from it: it stays, with its dump, until there is a turn.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begun: Snapshot | None = None) -> None:
         self._path = path
+        self._begun = begun
         self._kept: Snapshot | None = None
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Write an episode's snapshot; for a later one, append only what is new.
+        """Write an episode's snapshot; for a later one without a dump, append only what is new.
 
         Raises:
             UsageError: As :meth:`Snapshot.write`.
         """
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.turn == snapshot.turn and snapshot.dump is None:
+            return
         kept, self._kept = self._kept, None  # after a failed write the next one writes the whole snapshot
-        if kept is None:
+        if kept is None or snapshot.dump is not None:
             snapshot.write(self._path)
         else:
             said = (snapshot.messages or ())[len(kept.messages or ()) :]
@@ -194,7 +225,40 @@ class SnapshotFile:
 
 
 type KeepSnapshot = Callable[[Snapshot], Awaitable[None]]
-"""Stores the snapshot before each answer of the policy, from which the episode can go on later."""
+"""Stores the snapshot before each answer of the policy, from which the episode can go on later.
+
+Where the wait for an answer is cancelled, it is called once more: with a dump, which is freed after the call, if the
+sandbox can be copied exactly.
+"""
+
+
+@contextlib.asynccontextmanager
+async def suspending(
+    keep: KeepSnapshot | None, take: Callable[[ForkMode], Awaitable[Snapshot]]
+) -> AsyncGenerator[None]:
+    """Pass snapshots to ``keep``: before the block, which waits for the policy's answer, and when it is cancelled.
+
+    Args:
+        keep: Gets the snapshots; None takes none.
+        take: Takes a snapshot of the running episode.
+    """
+    if keep is None:
+        yield
+        return
+    try:
+        await keep(await take("replay"))
+        yield
+    except CancelledError:
+        await shielded(_suspend(keep, take))
+        raise
+
+
+async def _suspend(keep: KeepSnapshot, take: Callable[[ForkMode], Awaitable[Snapshot]]) -> None:
+    try:
+        with contextlib.closing(await take("auto")) as snapshot:
+            await keep(snapshot)
+    except (HarborGymError, OSError) as exc:
+        logger.warning("an episode was interrupted, and its processes are not kept: %s", exc)
 
 
 def read_start(start: Path | Snapshot | None) -> Snapshot | None:

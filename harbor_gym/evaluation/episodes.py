@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import Snapshot, TerminalEnvConfig
 from harbor_gym.config.snapshot import KeepSnapshot, SnapshotFile
@@ -66,6 +66,9 @@ class EpisodeResult:
     failed_attempts: int = 0
     """Earlier attempts, each ended by an infrastructure error."""
 
+    resumed: str | None = None
+    """How an episode of an interrupted evaluation went on: ``exact`` or ``replay``. None if it did not."""
+
 
 @dataclass(frozen=True)
 class Player:
@@ -103,7 +106,7 @@ class Player:
             return await run_episode(env, timed, keep=keep)
 
         result, rollout = await play_recorded(config, number, play, self.transcripts_dir)
-        return dataclasses.replace(result, sampling_sec=round(timed.seconds, 3)), rollout.error
+        return replace(result, sampling_sec=round(timed.seconds, 3)), rollout.error
 
 
 class EpisodePlayer(Protocol):
@@ -139,8 +142,10 @@ async def play_recorded(
 ) -> tuple[EpisodeResult, Rollout]:
     """Play an episode once, and write its transcript and the terminal's recording.
 
-    Until the episode ends, its snapshot is kept in the same folder (``.snapshot``). After an interruption the episode
-    continues from there by replay; if the replay diverges, it begins anew. ``seconds`` counts the continued part only.
+    Until the episode ends, its snapshot is kept in the same folder (``.snapshot``), with a dump if it was cancelled
+    while it waited for the policy and its sandbox can be copied exactly. After an interruption the episode continues
+    from there, without a usable dump by replay; if the replay diverges, it begins anew. ``seconds`` counts the
+    continued part only.
 
     Args:
         config: The task, its sandbox and budgets.
@@ -159,10 +164,12 @@ async def play_recorded(
         config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         start = await asyncio.to_thread(_read_kept, path.with_suffix(".snapshot"))
     started = time.monotonic()
-    rollout = await (
-        play(config, None) if path is None else _play_on(config, play, path.with_suffix(".snapshot"), start)
-    )
-    result = result_of(name, number, rollout, time.monotonic() - started)
+    resumed: str | None = None
+    if path is None:
+        rollout = await play(config, None)
+    else:
+        rollout, resumed = await _play_on(config, play, path.with_suffix(".snapshot"), start)
+    result = replace(result_of(name, number, rollout, time.monotonic() - started), resumed=resumed)
     if path is not None:
         labels = {"task": name, "group": name, "episode": number}
         await asyncio.to_thread(write_transcript, path, rollout.transcript, labels=labels, error=result.error)
@@ -170,27 +177,34 @@ async def play_recorded(
     return result, rollout
 
 
-async def _play_on(config: TerminalEnvConfig, play: Play, kept: Path, start: Snapshot | None) -> Rollout:
-    """Play an episode, if possible from the snapshot ``start``, and write its snapshots to ``kept``."""
+async def _play_on(
+    config: TerminalEnvConfig, play: Play, kept: Path, start: Snapshot | None
+) -> tuple[Rollout, str | None]:
+    """Play an episode, if possible from the snapshot ``start``, and write its snapshots to ``kept``.
 
-    def keeping() -> KeepSnapshot:
-        file = SnapshotFile(kept)
+    Returns:
+        The rollout, and the ``fork_mode`` with which it went on from ``start``, if it did.
+    """
+
+    def keeping(begun: Snapshot | None) -> KeepSnapshot:
+        file = SnapshotFile(kept, begun)
 
         async def keep(snapshot: Snapshot) -> None:
             with contextlib.suppress(UsageError):  # a configuration that JSON can't hold
-                await asyncio.to_thread(file.keep, snapshot)
+                await shielded(asyncio.to_thread(file.keep, snapshot))
 
         return keep
 
     if start is not None:
+        going_on = config.model_copy(update={"start_from": start, "start_mode": "auto"})
         try:
-            rollout = await play(config.model_copy(update={"start_from": start}), keeping())
+            rollout = await play(going_on, keeping(start))
             if not isinstance(rollout.error, ForkDivergedError):
-                return rollout
+                return rollout, (rollout.transcript.start_info or {}).get("fork_mode")
             _log_anew(kept, rollout.error)
         except UsageError as exc:  # for instance, the task has changed
             _log_anew(kept, exc)
-    return await play(config, keeping())
+    return await play(config, keeping(None)), None
 
 
 def _read_kept(path: Path) -> Snapshot | None:
@@ -261,7 +275,7 @@ async def _play(config: TerminalEnvConfig, player: EpisodePlayer, number: int) -
     for attempt in itertools.count():
         result, error = await player.attempt(config, number)
         if error is None or not await budget.allows(error, attempt):
-            return dataclasses.replace(result, failed_attempts=attempt)
+            return replace(result, failed_attempts=attempt)
     raise AssertionError("there is no end to the attempts' numbers")
 
 

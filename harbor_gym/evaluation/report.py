@@ -159,7 +159,8 @@ def describe_episode(result: EpisodeResult) -> str:
     outcome = lost or f"{result.end_reason}, reward {result.reward:g}"
     name = episode_name({"task": result.task, "episode": result.episode})
     unread = f" ({result.unread_calls} with a tool call that can't be read)" if result.unread_calls else ""
-    return f"{name}: {outcome}, {result.turns} turns{unread}, {result.seconds:.1f} s"
+    resumed = f", resumed ({result.resumed})" if result.resumed else ""
+    return f"{name}: {outcome}, {result.turns} turns{unread}, {result.seconds:.1f} s{resumed}"
 
 
 def describe_losses(report: Report) -> str | None:

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
-from harbor_gym.config.snapshot import KeepSnapshot, read_start, settings_of
+from harbor_gym.config.snapshot import KeepSnapshot, Snapshot, read_start, settings_of, suspending
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.call_forms import looks_like_a_call
 from harbor_gym.formats.tool_text import ToolCall, write_calls
 from harbor_gym.samplers.engine_client import EngineClient
-from harbor_gym.types import ActionFormat, EndReason, Rollout, StepResult, StopReason, Transcript, Turn
+from harbor_gym.types import ActionFormat, EndReason, ForkMode, Rollout, StepResult, StopReason, Transcript, Turn
 
 _RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
 """Fields of an answer that the next request repeats, so that a server that records turns recognises its answer."""
@@ -147,7 +147,7 @@ async def run_chat_episode(
             the episode truncated.
         ends_without_tool_call: Whether, in the format ``bash-tool``, an answer without a tool call ends the policy's
             work (``EndReason.NO_TOOL_CALL``) instead of counting as unreadable.
-        keep: Called with a snapshot before each answer but the first.
+        keep: Called with a snapshot before each answer but the first; see :data:`KeepSnapshot` for a cancellation.
 
     Returns:
         The chat (``messages``) and its reward, with the sum of each metric over the turns. A failure of sandbox,
@@ -174,11 +174,17 @@ async def run_chat_episode(
             messages += [{"role": "assistant", "content": turn.action}, {"role": "user", "content": shown}]
         if origin is not None and origin.messages is not None:
             messages[:] = map(dict, origin.messages)
+
+        async def take(mode: ForkMode) -> Snapshot:
+            known = await env.snapshot(mode=mode)
+            return replace(known, turns=tuple(transcript.turns), messages=tuple(messages))
+
+        async def asked(chat: Messages) -> ChatAnswer:
+            async with suspending(keep if transcript.turns else None, take):
+                return await ask(chat)
+
         while True:
-            if keep is not None and transcript.turns:
-                known = await env.snapshot()
-                await keep(replace(known, turns=tuple(transcript.turns), messages=tuple(messages)))
-            result, answer = await _take_turn(env, ask, messages, ends_without_tool_call=ends_without_tool_call)
+            result, answer = await _take_turn(env, asked, messages, ends_without_tool_call=ends_without_tool_call)
             if answer is None:
                 transcript.cut = result.reward, result.info
                 break

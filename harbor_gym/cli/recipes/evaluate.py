@@ -9,7 +9,7 @@ import typer
 from harbor_gym.adapters.tinker.policies import EvalConfig
 from harbor_gym.cli.recipes import common
 from harbor_gym.cli.recipes.flags import add_flags, flags_of, given_values, make_config
-from harbor_gym.cli.shared import FAILED, echo, one_line_errors
+from harbor_gym.cli.shared import FAILED, INTERRUPTED, echo, one_line_errors
 
 MAX_TURNS = 30
 HELP = "Play episodes of each task with a policy, and show how many it solves."
@@ -51,7 +51,11 @@ def eval_command(*, program: str) -> Callable[..., None]:
 
             if config.output is None:
                 config = config.model_copy(update={"output": evaluation.default_output(config.paths)})
-            report = evaluation.evaluate_policy(config)
+            try:
+                report = evaluation.evaluate_policy(config)
+            except KeyboardInterrupt:
+                echo(f"{program}: interrupted; the same command with --output {config.output} goes on", err=True)
+                raise typer.Exit(INTERRUPTED) from None
         evaluation.show_report(report, config.output)
         if (losses := describe_losses(report)) is not None:
             echo(f"{program}: {losses}", err=True)

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harbor_gym import sandboxes
-from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.files import one_run_at_a_time, replace_text
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy
 from harbor_gym.cli.shared import echo
@@ -58,15 +58,23 @@ def evaluate_policy(config: EvalConfig) -> Report:
         _require_policy_of_a_run(config)
         policy = find_policy(config)
         settings |= {"model": policy.model_name, "weights": policy.checkpoint}
-        results = asyncio.run(_play(config, policy, tasks, _journal(config, settings)))
+        with _journal(config, settings) as journal:
+            results = asyncio.run(_play(config, policy, tasks, journal))
     else:
         results = asyncio.run(_play_endpoint(config, tasks))
     ks = [k for k in config.attempts if 1 <= k <= config.episodes]
     return summarize(results, threshold=config.threshold, ks=ks, settings=settings)
 
 
-def _journal(config: EvalConfig, settings: dict[str, Any]) -> Journal | None:
-    return Journal(config.output, settings) if config.output is not None else None
+@contextlib.contextmanager
+def _journal(config: EvalConfig, settings: dict[str, Any]) -> Generator[Journal | None]:
+    """Yield the journal of the output folder, which no other evaluation can use during the block."""
+    if config.output is None:
+        yield None
+        return
+    config.output.mkdir(parents=True, exist_ok=True)
+    with one_run_at_a_time(config.output, flag="--output"):
+        yield Journal(config.output, settings)
 
 
 async def _evaluate(
@@ -184,7 +192,8 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
         retries=config.retries,
         folder=_transcripts(config),
     )
-    return await _evaluate(config, open_player, tasks, _journal(config, _settings(config)))
+    with _journal(config, _settings(config)) as journal:
+        return await _evaluate(config, open_player, tasks, journal)
 
 
 @contextlib.asynccontextmanager

@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from harbor_gym._runtime import cache, shipped
+from harbor_gym._runtime.files import one_run_at_a_time
 from harbor_gym._runtime.json_files import read_lines
 from harbor_gym.adapters.tinker.training.config import TrainConfig
-from harbor_gym.adapters.tinker.training.folder import one_run_at_a_time, write_run_config
+from harbor_gym.adapters.tinker.training.folder import write_run_config
 from harbor_gym.cli.main import app
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes.images import build
@@ -101,7 +102,7 @@ def test_a_second_run_in_a_folder_is_told_what_to_do(action: str, run_dir: Path)
             "1",
         ]
         words += ["--backend", "local"]
-    with one_run_at_a_time(run_dir):
+    with one_run_at_a_time(run_dir, flag="--log-path"):
         code, printed, error = run("train", *words)
     assert (code, printed, error.count("\n")) == (2, "", 1)
     assert f"a run is under way in {run_dir}: wait for its end, or name another folder (--log-path)" in error

@@ -1,12 +1,9 @@
-"""A run's folder: its settings, its lock, and whether an existing one may be deleted or resumed."""
+"""A run's folder: its settings, and whether an existing one may be deleted or resumed."""
 
-import contextlib
-import fcntl
 import json
-import os
 import shutil
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -63,31 +60,6 @@ def settle_folder(log_path: Path, config: TrainConfig) -> None:
 
         read_checkpoints(log_path, mends=True)  # so that an unreadable record raises before a server is started
     log_path.mkdir(parents=True, exist_ok=True)
-
-
-@contextlib.contextmanager
-def one_run_at_a_time(log_path: Path) -> Generator[None]:
-    """Lock a run's folder during the block, if it exists. The kernel releases the lock of a killed process.
-
-    Raises:
-        UsageError: Another run uses the folder.
-    """
-    if not log_path.is_dir():
-        yield
-        return
-    handle = os.open(log_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"a run is under way in {log_path}: wait for its end, or name another folder (--log-path)"
-            ) from None
-        except OSError:
-            pass  # some network file systems can't lock directories
-        yield
-    finally:
-        os.close(handle)
 
 
 def write_run_config(log_path: Path, config: TrainConfig) -> None:

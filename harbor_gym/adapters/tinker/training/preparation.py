@@ -10,13 +10,13 @@ from pathlib import Path
 
 from harbor_gym import sandboxes
 from harbor_gym._runtime.disks import describe_disk_failure
-from harbor_gym._runtime.files import naming
+from harbor_gym._runtime.files import naming, one_run_at_a_time
 from harbor_gym._runtime.json_files import read_document
 from harbor_gym._runtime.shipped import folder_digest, resolve_shipped
 from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.training.config import OBSERVATION_LOSSES, Backend, TrainConfig
-from harbor_gym.adapters.tinker.training.folder import one_run_at_a_time, settle_folder, write_run_config
+from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.cluster.workers import require_shared_rate
 from harbor_gym.config import require_fields_of_agents
@@ -87,12 +87,12 @@ def claimed_folder(run: TrainRun) -> Generator[None]:
         UsageError: The folder can't be written, exists and may not be used, or has a run with other settings or tasks.
     """
     try:
-        with naming(run.log_path), one_run_at_a_time(run.log_path):
+        with naming(run.log_path), one_run_at_a_time(run.log_path, flag="--log-path"):
             _claim(run)
     except OSError as exc:
         why = describe_disk_failure(exc) or str(exc)
         raise UsageError(f"{run.log_path} can't be the run's folder: {why}") from exc
-    with one_run_at_a_time(run.log_path):
+    with one_run_at_a_time(run.log_path, flag="--log-path"):
         yield
 
 
