@@ -257,6 +257,7 @@ async def test_a_copy_of_full_storage_is_as_full(tmp_path: Path) -> None:
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
+_SEND_DESCRIPTOR = "_ = socket.send_fds(a, [b'second'], [0]), b.settimeout(9)\n"
 _DEEP = "import os\nfor _ in range(30):\n    os.mkdir('d' * 200); os.chdir('d' * 200)"
 REFUSED: dict[str, tuple[tuple[str, ...], str, str, str]] = {
     "a path that is longer than the kernel takes": (
@@ -274,6 +275,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], str, str, str]] = {
         "UDP port 99 has data that nobody has read",
         "u.recv(9)\n",
         "\nb'sent'\n",
+    ),
+    "a message with a descriptor": (
+        ("python3 -q\n", "import socket; a, b = socket.socketpair(); a.send(b'plain')\n", _SEND_DESCRIPTOR),
+        "a message with a descriptor waits in a socket",
+        "b.recv(5), len(socket.recv_fds(b, 9, 1)[1])\n",
+        "\n(b'plain', 1)\n",
     ),
     "a connection that nobody has accepted": (
         (

@@ -4,8 +4,8 @@ CRIU does it, inside the sandbox's own namespaces, so that it has no namespace a
 sandbox's is loaded into it: it starts outside, with its libraries, and enters as its first act (``_entering``). Files
 are copied while the dumped processes stand still: CRIU reports ``post-dump`` then, and waits for an answer.
 
-Source: criu(8), criu's images/rpc.proto, images/inventory.proto and images/core.proto, prctl(2), prlimit(2), elf(5),
-ld.so(8).
+Source: criu(8), criu's images/rpc.proto, images/inventory.proto, images/core.proto and images/sk-packet.proto,
+prctl(2), prlimit(2), elf(5), ld.so(8).
 """
 
 import base64
@@ -220,6 +220,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
         sock.close()
         with place.entered():
             _end_children()
+    _require_plain_messages(images)
     last = _prepare_images(images)
     return {"last": last}
 
@@ -748,6 +749,8 @@ def _prepare_images(images: int) -> int:
 _MAGIC_BYTES = 8
 _ROOT_IDS, _USER_NAMESPACE = 3, 10
 """Fields of inventory_entry and of task_kobj_ids_entry."""
+_QUEUES, _LENGTH, _CONTROL = "sk-queues.img", 2, 4
+"""The image of sockets' messages, each behind its sk_packet_entry, and fields of that: its bytes, its descriptors."""
 
 
 def _entries(image: bytes) -> Iterator[bytes]:
@@ -767,6 +770,30 @@ def _last_pid(image: bytes) -> int:
                 numbers += [value] if isinstance(value, int) else list(value)
     # An ended process that nobody has waited for has threads of any number.
     return max(number for number in numbers if number <= _MOST_PID)
+
+
+def _require_plain_messages(images: int) -> None:
+    """Check that no message which waits in a socket carries descriptors.
+
+    CRIU dumps them. It restores one only where its descriptors are open when both ends of a socket pair are made: else
+    it takes the pair for restored, without its messages and options (4.2's post_open_interconnected_master).
+
+    Raises:
+        CheckpointError: One does.
+    """
+    try:
+        image = _content(images, _QUEUES)
+    except FileNotFoundError:
+        return
+    place = _MAGIC_BYTES
+    while place < len(image):
+        (length,) = struct.unpack_from("<I", image, place)
+        fields = {number: value for number, value, _ in _fields(image[place + 4 : place + 4 + length])}
+        if _CONTROL in fields:
+            raise CheckpointError("a message with a descriptor waits in a socket, which CRIU may leave out of a copy")
+        data = fields[_LENGTH]
+        assert isinstance(data, int)
+        place += 4 + length + data
 
 
 def _join_user_namespace(images: int) -> None:
