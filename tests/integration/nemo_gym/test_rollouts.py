@@ -1,5 +1,9 @@
-"""Real ``gym env start`` and ``gym eval run``, 36 rollouts on each kind of sandbox, every way to fail among them."""
+"""Real ``gym env start`` and ``gym eval run``, 36 rollouts on each kind of sandbox, every way to fail among them.
 
+One run has them all, since the servers take most of its time: tasks have an alias for each kind, Terminus-2 a server.
+"""
+
+import contextlib
 import json
 import shutil
 import tempfile
@@ -17,6 +21,7 @@ from harbor_gym.adapters.nemo_gym.failures import failed_rows
 from harbor_gym.adapters.nemo_gym.server import SERVER, write_server_folder
 from tests.helpers.chats.character_codec import END
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
+from tests.helpers.engines import require_engine
 from tests.helpers.nemo_gym.servers import gym_env_start, gym_eval_run, use_this_environment
 from tests.helpers.nemo_gym.trainer import read_as_trainer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
@@ -71,10 +76,27 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
+KINDS = ("local", "apptainer")
+
+
+def available() -> list[str]:
+    found: list[str] = []
+    for kind in KINDS:
+        with contextlib.suppress(pytest.skip.Exception):
+            require_engine(kind)
+            found.append(kind)
+    return found
+
+
+def alias_of(instance_id: str, kind: str) -> str:
+    return f"{kind}_{instance_id}"
+
+
 @dataclass(frozen=True)
 class Run:
-    """The results of the rollouts."""
+    """The results of the rollouts on one kind of sandbox."""
 
+    kind: str
     folder: Path
     rows: list[dict[str, Any]]
     engine: EngineDouble
@@ -82,9 +104,14 @@ class Run:
     """Processes of the servers that outlived them."""
 
     def of(self, instance_id: str, agent: str = OWN) -> list[dict[str, Any]]:
-        found = [row for row in self.rows if (row["instance_id"], row["agent_ref"]["name"]) == (instance_id, agent)]
+        wanted = alias_of(instance_id, self.kind), agent_of(agent, self.kind)
+        found = [row for row in self.rows if (row["instance_id"], row["agent_ref"]["name"]) == wanted]
         assert len(found) == REPEATS
         return found
+
+
+def agent_of(agent: str, kind: str) -> str:
+    return f"{agent}_{kind}" if agent == AGENT else agent
 
 
 def write_tasks(folder: Path) -> None:
@@ -106,63 +133,71 @@ def write_tasks(folder: Path) -> None:
         (step / "tests/test.sh").write_text(test)
 
 
-def write_project(project: Path, sandbox: str) -> list[str]:
-    """Initialise the project with our command's own files, a second agent beside it; return the configurations."""
+def write_project(project: Path, kinds: list[str]) -> list[str]:
+    """Initialise the project with our command's own files, further agents beside it; return the configurations."""
     write_tasks(project / "tasks")
     write_server_folder(
-        project, Path("tasks/good"), alias="good", sandbox=sandbox, requirement="harbor-gym", overwrite=False
+        project, Path("tasks/good"), alias="good", sandbox=kinds[0], requirement="harbor-gym", overwrite=False
     )
     training = SERVER / "configs/harbor_gym_agent_training.yaml"
     config = yaml.safe_load((project / training).read_text())
     block = config[OWN]["responses_api_agents"][SERVER.name]
-    block["harbor_datasets"]["odd"] = {"local_dataset_path": "tasks/odd"}
-    block["harbor_datasets"]["placed"] = {"local_dataset_path": "tasks/placed/relative", "workdir": WORKDIR}
-    block["concurrency"] = 8
-    agent = {
-        **block,
-        "harbor_agent": "terminus-2",
-        "harbor_agent_timeout": 300,
-        "harbor_agent_kwargs": {"max_turns": 20, "interleaved_thinking": True, "enable_summarize": False},
+    assert (block["sandbox"], block["harbor_datasets"].keys()) == (kinds[0], {"good"})
+    sources = {
+        "good": block["harbor_datasets"]["good"],
+        "odd": {"local_dataset_path": "tasks/odd"},
+        "placed": {"local_dataset_path": "tasks/placed/relative", "workdir": WORKDIR},
     }
-    block["terminal_env"] = {"confirm_task_complete": False}
-    config[AGENT] = {"responses_api_agents": {SERVER.name: agent}}
+    block["harbor_datasets"] = {
+        alias_of(alias, kind): {**source, "terminal_env": {} if kind == kinds[0] else {"sandbox": kind}}
+        for kind in kinds
+        for alias, source in sources.items()
+    }
+    block["concurrency"] = 8
     relay = config["harbor_gym_environment"]["environment_servers"]["legacy_agent"]
-    of_agent = {**relay, "agent_server": {**relay["agent_server"], "name": AGENT}}
-    config["harbor_gym_terminus_environment"] = {"environment_servers": {"legacy_agent": of_agent}}
+    for kind in kinds:
+        agent = {
+            **block,
+            "sandbox": kind,
+            "harbor_datasets": {alias_of(alias, kind): source for alias, source in sources.items()},
+            "harbor_agent": "terminus-2",
+            "harbor_agent_timeout": 300,
+            "harbor_agent_kwargs": {"max_turns": 20, "interleaved_thinking": True, "enable_summarize": False},
+        }
+        name = agent_of(AGENT, kind)
+        config[name] = {"responses_api_agents": {SERVER.name: agent}}
+        of_agent = {**relay, "agent_server": {**relay["agent_server"], "name": name}}
+        config[f"{name}_environment"] = {"environment_servers": {"legacy_agent": of_agent}}
+    block["terminal_env"] = {"confirm_task_complete": False}
     (project / training).write_text(yaml.safe_dump(config))
     rows = [
         {
-            "instance_id": instance_id,
+            "instance_id": alias_of(instance_id, kind),
             "responses_create_params": {"input": [], "temperature": 1.0},
-            "agent_ref": {"type": "responses_api_agents", "name": agent},
+            "agent_ref": {"type": "responses_api_agents", "name": agent_of(agent, kind)},
             **more,
         }
+        for kind in kinds
         for instance_id, agent, more in ROWS
     ]
     (project / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return [str(training)]
 
 
-SANDBOXES = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("local", "apptainer")]
-
-
-@pytest.fixture(scope="module", params=SANDBOXES)
-def sandbox(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def project(sandbox: str) -> Iterator[Path]:
-    """A short path for each kind: Ray's sockets lie below it."""
-    path = Path(tempfile.mkdtemp(prefix=f"ng-{sandbox[:2]}-", dir="/tmp"))
+def project() -> Iterator[Path]:
+    """A short path: Ray's sockets lie below it."""
+    path = Path(tempfile.mkdtemp(prefix="ng-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def run(project: Path, sandbox: str) -> Run:
+async def runs(project: Path) -> dict[str, Run]:
+    """The results of the rollouts on each kind of sandbox that this machine has."""
+    kinds = available()
     async with serve(EngineDouble(write=by_instruction, max_context_tokens=MAX_CONTEXT_TOKENS)) as engine:
-        configs = write_project(project, sandbox)
+        configs = write_project(project, kinds)
         output = project / "results/rollouts.jsonl"
         output.parent.mkdir()
         policy = ("--model", "policy", "--model-url", engine.base_url, "--model-api-key", "none")
@@ -170,7 +205,14 @@ async def run(project: Path, sandbox: str) -> Run:
             repeats = ("--num-repeats", str(REPEATS), "--concurrency", "32")
             rows = await gym_eval_run(project, project / "rows.jsonl", output, *repeats)
         assert len(servers.seen) > len(rows), "every rollout had processes"
-        return Run(output.parent, rows, engine, await servers.wait_for_the_end())
+        left = await servers.wait_for_the_end()
+        of_kind = {kind: [row for row in rows if row["instance_id"].startswith(f"{kind}_")] for kind in kinds}
+        return {kind: Run(kind, output.parent, of_kind[kind], engine, left) for kind in kinds}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in KINDS])
+def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
+    return runs[request.param]
 
 
 def verdict(row: dict[str, Any]) -> tuple[float, bool, str | None, str, int]:
@@ -242,30 +284,38 @@ async def test_prompts_are_those_of_the_engine(run: Run) -> None:
     assert all(tuple(item["prompt_token_ids"]) in prompted for item in items)
 
 
-async def test_aggregates_leave_masked_rows_out_and_count_them(run: Run) -> None:
+async def test_aggregates_leave_masked_rows_out_and_count_them(runs: dict[str, Run]) -> None:
+    run = next(iter(runs.values()))
     (file,) = run.folder.glob("*aggregate_metrics.json")
     metrics = {entry["agent_ref"]["name"]: entry["agent_metrics"] for entry in json.loads(file.read_text())}
-    masked = Counter(row["agent_ref"]["name"] for row in run.rows if row["mask_sample"])
-    assert masked == {OWN: 3 * REPEATS, AGENT: REPEATS}
+    masked = Counter(
+        row["agent_ref"]["name"] for of_kind in runs.values() for row in of_kind.rows if row["mask_sample"]
+    )
+    of_agents = {agent_of(AGENT, kind): REPEATS for kind in runs}
+    assert masked == {OWN: 3 * REPEATS * len(runs), **of_agents}
     for agent, count in masked.items():
         assert metrics[agent]["coverage/masked_rollouts"] == count
         assert metrics[agent]["mean/reward"] == 1.0
 
 
 async def test_failures_are_found_by_instance_id(run: Run) -> None:
-    found = failed_rows(run.folder)
-    assert found == failed_rows(run.folder / "rollouts.jsonl")
+    all_found = failed_rows(run.folder)
+    assert all_found == failed_rows(run.folder / "rollouts.jsonl")
+    found = [row for row in all_found if row.instance_id.startswith(f"{run.kind}_")]
+    late, broken, too_long, unbuildable = (
+        alias_of(name, run.kind) for name in ("good::late", "odd::broken", "odd::long", "odd::unbuildable")
+    )
     assert Counter(row.instance_id for row in found) == {
-        "good::late": REPEATS,
-        "odd::broken": 2 * REPEATS,
-        "odd::long": REPEATS,
-        "odd::unbuildable": REPEATS,
+        late: REPEATS,
+        broken: 2 * REPEATS,
+        too_long: REPEATS,
+        unbuildable: REPEATS,
     }
     for row in found:
         assert row.trial_dir is not None
         assert row.trial_dir.is_dir(), row
-        assert row.is_masked is (row.instance_id != "good::late")
-        if row.instance_id == "odd::broken":
+        assert row.is_masked is (row.instance_id != late)
+        if row.instance_id == broken:
             assert "boom" in row.verifier_output
 
 
