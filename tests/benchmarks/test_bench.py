@@ -270,7 +270,6 @@ def test_misuse_is_one_line_and_exit_code_2(measure: Callable[..., subprocess.Co
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_everything_is_one_report_that_describes_its_machine(nothing_left: None) -> None:
     require_engine("local")
     done = run_benchmark("all", "--env", "local", "--repeat", "1")

@@ -50,7 +50,6 @@ WITH_IDS = 'mount --bind "$1" /etc/subuid && mount --bind "$1" /etc/subgid && sh
 
 @pytest.mark.apptainer
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("nothing_left")
 def test_both_kinds_of_sandboxes_take_every_step(tmp_path: Path) -> None:
     ids = tmp_path / "subuid"

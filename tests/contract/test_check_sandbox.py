@@ -66,7 +66,6 @@ async def test_every_kind_shows_every_behaviour_but_its_known_failures(sandbox: 
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("nothing_left")
 async def test_an_ordinary_users_local_sandbox_shows_every_behaviour() -> None:
     base = await ensure_base_tar()

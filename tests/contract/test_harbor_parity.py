@@ -17,7 +17,7 @@ from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 
 # Six tasks three times over: on a machine that does other work beside, more than the usual limit.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow]
 
 TASKS = ROOT / "tasks"
 NAMES = sorted(path.parent.name for path in TASKS.glob("*/task.toml"))

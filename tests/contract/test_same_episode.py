@@ -19,7 +19,6 @@ from tests.contract.players import cookbook, gymnasium, harbor, nemo_gym, openen
 from tests.contract.players.episode import FORGE, FORGED, TURN, VANISH, Episode, Played, Script, by_run_episode
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.paths import ROOT
-from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 
@@ -74,7 +73,7 @@ def thinking(*answers: str) -> tuple[str, ...]:
 
 THOUGHTFUL = thinking(message(DONE), COMPLETE)
 SOLVED = Script((message("pwd\n"), message(DONE), COMPLETE))
-REALLY_SOLVED = Script((*(message(keys, duration=PATIENCE_SEC) for keys in ("pwd\n", DONE)), COMPLETE))
+REALLY_SOLVED = Script((*(message(keys, duration=60.0) for keys in ("pwd\n", DONE)), COMPLETE))
 """The same for a real sandbox: a command that ends returns at once, however busy the machine is."""
 EPISODES: Mapping[str, tuple[Script, Mapping[str, Any], Played]] = {
     "solved": (SOLVED, {}, Played(1.0, EndReason.COMPLETED)),

@@ -86,7 +86,7 @@ class Panes:
 
     def tmux(self, arguments: Sequence[str], data: bytes = b"") -> None:
         done = subprocess.run(
-            ["tmux", *arguments], env=self.variables, input=data, capture_output=True, check=False, timeout=20
+            ["tmux", *arguments], env=self.variables, input=data, capture_output=True, check=False, timeout=PATIENCE_SEC
         )
         assert done.returncode == 0, f"tmux {arguments}: {done.stderr!r}"
 

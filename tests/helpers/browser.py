@@ -32,7 +32,7 @@ class Page:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while True:
-            message = await self._socket.receive_json(timeout=60)
+            message = await self._socket.receive_json(timeout=PATIENCE_SEC)
             self._note(message)
             if message.get("id") == number:
                 assert "error" not in message, message
@@ -100,7 +100,7 @@ async def browser(profile: Path, *, width: int = 1400, height: int = 900) -> Asy
     draining = None
     try:
         assert process.stderr is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SEC):
             line = ""
             while not (found := re.search(r"DevTools listening on ws://([^/]+)/", line)):
                 line = (await process.stderr.readline()).decode(errors="replace")

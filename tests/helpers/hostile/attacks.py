@@ -147,7 +147,7 @@ async def nothing_of_the_host_is_reached_through_proc(sandbox: LocalEnvironment,
     """One process of root's opens every file that any process has, while others enter by every way."""
     hunter = await _bring(sandbox, "hunter.py")
     assert hunter == "/attack/hunter.py"
-    await output(sandbox, HUNT, timeout_sec=20)
+    await output(sandbox, HUNT, timeout_sec=PATIENCE_SEC)
     source = scratch / "source"
     source.mkdir()
     for number in range(50):
@@ -157,13 +157,15 @@ async def nothing_of_the_host_is_reached_through_proc(sandbox: LocalEnvironment,
             await sandbox.exec("true", user="dev" if number % 2 else "root")
             await sandbox.upload_dir(source, "/source")
             await sandbox.download_dir("/source", scratch / "back")
-            await sandbox.clean_up("baseline", {}, timeout_sec=20) if number == 5 else None
+            await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC) if number == 5 else None
             argv = sandbox.exec_argv("sleep 0.05")
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
             process = await asyncio.create_subprocess_exec(*argv, **pipes)
             await process.communicate()
             assert process.returncode == 0
-        await output(sandbox, "touch /attack/stop; while [ ! -e /attack/found ]; do sleep 0.05; done", timeout_sec=20)
+        await output(
+            sandbox, "touch /attack/stop; while [ ! -e /attack/found ]; do sleep 0.05; done", timeout_sec=PATIENCE_SEC
+        )
     found = json.loads(await output(sandbox, "cat /attack/found"))
     assert found["processes"] > 25, found
     assert found["control"] == ["written", "chmod", "chown"], found  # its own files
@@ -177,7 +179,7 @@ async def the_launcher_can_be_neither_changed_nor_taken_away(sandbox: LocalEnvir
     """A shell that is a script run by the launcher, and starts itself again and again: there is time to reach it."""
     attack = await _bring(sandbox, "launcher.py")
     start = f"setsid python3 {attack} >/dev/null 2>&1 & while [ ! -e /attack/waits ]; do sleep 0.05; done"
-    await output(sandbox, start, timeout_sec=20)
+    await output(sandbox, start, timeout_sec=PATIENCE_SEC)
     with contextlib.suppress(SandboxError):
         await sandbox.exec("true", timeout_sec=4)
     result = scratch / "result"
@@ -204,7 +206,7 @@ async def main():
     sandbox = make_sandbox(Path(sys.argv[1]))
     await sandbox.start(force_build=False)
     await sandbox.upload_file(sys.argv[2], "/attack/hunter.py")
-    await output(sandbox, HUNT, timeout_sec=20)
+    await output(sandbox, HUNT, timeout_sec=PATIENCE_SEC)
     print("ready", flush=True)
     while True:
         await sandbox.exec("true")
@@ -292,7 +294,7 @@ def _unique() -> int:
 async def what_the_kernel_counts_ends_at_the_sandboxs_own_limit(sandbox: LocalEnvironment, _scratch: Path) -> None:
     attack = await _bring(sandbox, "counts.py")
     start = f"setsid python3 {attack} > /attack/counts 2>&1 & while ! grep -q end /attack/counts; do sleep 0.1; done"
-    await output(sandbox, start, timeout_sec=60)
+    await output(sandbox, start, timeout_sec=PATIENCE_SEC)
     got = json.loads((await output(sandbox, "cat /attack/counts")).splitlines()[0])
     # It holds all that it got until the sandbox ends.
     assert 0 < got["inotify"] <= 128
@@ -341,7 +343,7 @@ async def descriptors_under_way_stop_nobody_elses_commands(_sandbox: LocalEnviro
         ):
             attack = await _bring(attacker, "descriptors.py")
             start = f"setsid python3 {attack} > /attack/sent 2>&1 & while [ ! -s /attack/sent ]; do sleep 0.05; done"
-            await output(attacker, f"{start}; grep ETOOMANYREFS /attack/sent", timeout_sec=30)
+            await output(attacker, f"{start}; grep ETOOMANYREFS /attack/sent", timeout_sec=PATIENCE_SEC)
             for sandbox in (attacker, other):
                 assert await output(sandbox, "echo goes on") == "goes on"
                 await sandbox.upload_file(_INSIDE / "hunter.py", "/attack/other")
@@ -354,7 +356,7 @@ async def what_sockets_hold_counts_as_memory(_sandbox: LocalEnvironment, scratch
         return  # no number bounds the sandbox's memory here
     async with running(make_sandbox(scratch / "small", config={"memory_mb": 64})) as sandbox:
         attack = await _bring(sandbox, "sockets.py")
-        printed = await sandbox.exec(f"python3 {attack}", timeout_sec=60)
+        printed = await sandbox.exec(f"python3 {attack}", timeout_sec=PATIENCE_SEC)
         # A process that version 2's limit has killed prints nothing.
         assert int(printed.stdout or 0) < 64 << 20, printed
         assert printed.return_code in (0, 128 + signal.SIGKILL), printed
@@ -442,7 +444,7 @@ async def a_set_up_ranks_between_the_policy_and_the_verifier(sandbox: LocalEnvir
     policys = int(await output(sandbox, look, cwd="/"), 16)
     await sandbox.enter_set_up_view([])
     set_ups = int(await output(sandbox, look, cwd="/"), 16)
-    assert await sandbox.leave_set_up_view(timeout_sec=20) == ""
+    assert await sandbox.leave_set_up_view(timeout_sec=PATIENCE_SEC) == ""
     assert int(await output(sandbox, look, cwd="/"), 16) == policys
     await sandbox.enter_verifier_view([])
     verifiers = int(await output(sandbox, look, cwd="/"), 16)
@@ -471,7 +473,7 @@ async def who_swaps_directories_while_a_set_up_is_taken_over_gets_nothing_writte
     for number in range(30):
         await sandbox.enter_set_up_view([])
         await output(sandbox, f"mkdir -p /target/deep; echo set > /target/deep/{number}", cwd="/")
-        await sandbox.leave_set_up_view(timeout_sec=20)  # the policy's own failure, if it is one
+        await sandbox.leave_set_up_view(timeout_sec=PATIENCE_SEC)  # the policy's own failure, if it is one
     assert await output(sandbox, "touch /stop; ls -A /trap", cwd="/") == ""
 
 
@@ -494,7 +496,7 @@ async def what_ran_before_the_policy_is_closed_to_it(_sandbox: LocalEnvironment,
             made = make_sandbox(scratch / f"{user}-{number}", dockerfile=_with_entrypoint(script, user))
             async with running(made) as sandbox:
                 attack = await _bring(sandbox, "neighbours.py")
-                await sandbox.clean_up("baseline", {}, timeout_sec=20)
+                await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
                 tried = f"python3 {attack} entrypoint 100000001 infinity"
                 found = json.loads(await output(sandbox, tried, user="root"))
                 # Without a waiting parent Harbor's own command is not there at all.
@@ -584,7 +586,7 @@ _HIDDEN = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo",
 
 async def the_kernels_memory_is_hidden(sandbox: LocalEnvironment, _scratch: Path) -> None:
     for name in _HIDDEN:
-        read = await sandbox.exec(f"head -c 100 /proc/{name} | wc -c", timeout_sec=10)
+        read = await sandbox.exec(f"head -c 100 /proc/{name} | wc -c", timeout_sec=PATIENCE_SEC)
         assert (read.stdout or "").strip() == "0", name
     assert int(await output(sandbox, "head -c 100 /proc/meminfo | wc -c")) == 100
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FunctionType
 
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.rootless import run_rootless
 from tests.helpers.sandboxes.local import make_sandbox, running
 
@@ -42,7 +43,9 @@ async def _run(behaviours: Collection[Behaviour]) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 async with running(make_sandbox(Path(folder) / "sandbox")) as sandbox:
-                    await sandbox.clean_up("baseline", {}, timeout_sec=20)  # commands are the policy's from here on
+                    await sandbox.clean_up(
+                        "baseline", {}, timeout_sec=PATIENCE_SEC
+                    )  # commands are the policy's from here on
                     await behaviour(sandbox, Path(folder))
             except BaseException:
                 failures[behaviour.__name__] = traceback.format_exc()

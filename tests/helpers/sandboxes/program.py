@@ -3,6 +3,7 @@
 import subprocess
 
 from harbor_gym.sandboxes.supervisor.forkserver_client import supervisor_argv, supervisor_environment
+from tests.helpers.patience import PATIENCE_SEC
 
 
 def run_in_program(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -11,5 +12,10 @@ def run_in_program(code: str, *arguments: str) -> subprocess.CompletedProcess[st
     boot = argv.index("-c") + 1
     argv[boot] = argv[boot].partition("import main")[0] + code
     return subprocess.run(
-        [*argv, *arguments], env=supervisor_environment(), capture_output=True, text=True, check=False, timeout=60
+        [*argv, *arguments],
+        env=supervisor_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SEC,
     )

@@ -265,7 +265,6 @@ async def test_a_half_solved_task_is_not_solved(tmp_path: Path, flag: str) -> No
     assert kept["step_rewards"] == [{"reward": 1.0}, {"reward": 0.0}]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["process", "ray"])
 @pytest.mark.parametrize("agent", [None, AGENT.import_path], ids=["our own loop", "an agent"])
 async def test_episodes_in_other_processes(kind: str, agent: str | None, tmp_path: Path) -> None:

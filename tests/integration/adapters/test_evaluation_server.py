@@ -20,10 +20,11 @@ from harbor_gym.embedded.demonstrator import Demonstrator, Script
 from tests.helpers.engines import require_engine
 from tests.helpers.loopback import reserved_port
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import FAKE, fake_config
 from tests.helpers.tasks import DONE, write_task
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 SOLVED: dict[str, Any] = {"solved_when": {"/srv/answer": "done"}}
 START_SEC = 240.0
@@ -108,7 +109,7 @@ def evaluate(served: Served, output: Path, *arguments: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=2 * PATIENCE_SEC,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "[2/2, solved 2/2]" in done.stdout

@@ -23,7 +23,7 @@ import harbor_gym
 from harbor_gym.adapters.gymnasium import HarborTerminalEnv, KeystrokesToTerminus, TokenizedText
 from harbor_gym.errors import TaskError, UsageError, VerifierError
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_SEC, wait_until
 from tests.helpers.tasks import DONE, write_task
 
 gym.register_envs(harbor_gym)
@@ -264,7 +264,7 @@ def test_no_end_of_the_interpreter_leaves_a_sandbox(task_dir: Path, last_line: s
     script = f"{textwrap.dedent(_ENDS)}\n{last_line}\n"
     command = [sys.executable, "-c", script, str(task_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENCE_SEC)
     assert (process.returncode, output) == (code, "child: UsageError\n0\n2\n"), errors
     assert "Exception ignored" not in errors
     assert not list(Path(tempfile.gettempdir()).glob("harbor-gym*"))
@@ -286,7 +286,6 @@ def _processes_naming(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_60_episodes_leave_nothing_and_grow_nothing(task_dir: Path) -> None:
     env = make(task_dir)
     for _ in range(5):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 
 WARNINGS = ("-W", "error::UserWarning", "-W", "error::ResourceWarning", "-W", "error::ImportWarning")
 
@@ -33,7 +34,7 @@ def run(code: str, installed: Path, directory: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_SEC,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()

@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
 
 from tests.helpers.cluster.nodes import RAY_ENV
+from tests.helpers.patience import PATIENCE_SEC
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 
 
 def test_sigterm_closes_every_sandbox_first(tmp_path: Path) -> None:
@@ -27,13 +28,13 @@ def test_sigterm_closes_every_sandbox_first(tmp_path: Path) -> None:
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + PATIENCE_SEC
             while len(list(temporary.glob("harbor-gym*"))) < 4:
                 assert process.poll() is None
                 assert time.monotonic() < deadline, "no sandbox was started"
                 time.sleep(0.05)
             process.terminate()
-            output, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=PATIENCE_SEC)
         finally:
             process.kill()
             process.wait()

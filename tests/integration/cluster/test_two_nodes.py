@@ -20,11 +20,11 @@ from harbor_gym.testing import FakeEnvironment
 from tests.helpers.cluster.groups import play_group, wait_and_note
 from tests.helpers.cluster.nodes import Nodes, two_nodes
 from tests.helpers.paths import ROOT
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_SEC, wait_until
 from tests.helpers.sandboxes.fake_episodes import fake_config
 from tests.integration.episode.test_kill import mounts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 
 SIZE = 8
 SOLVED: dict[str, Any] = {"solved_when": {"/srv/answer": "done"}}
@@ -53,7 +53,7 @@ def executor(output: Path, **limits: Any) -> ClusterExecutor:
 def expect_each_once(
     futures: list[Future[Any]], output: Path, groups: int, *, size: int = SIZE, rewards: Set[float] = frozenset({1.0})
 ) -> list[dict[str, Any]]:
-    episodes = [episode for future in futures for episode in future.result(timeout=300)]
+    episodes = [episode for future in futures for episode in future.result(timeout=2 * PATIENCE_SEC)]
     names = Counter((episode["group"], episode["episode"]) for episode in episodes)
     assert names == {(f"group_{group}", number): 1 for group in range(groups) for number in range(size)}
     assert {episode["reward"] for episode in episodes} == rewards
@@ -117,7 +117,7 @@ def test_a_call_that_kills_its_workers_fails_in_the_end(nodes: Nodes, tmp_path: 
     with executor(tmp_path / "run", max_workers=1, max_attempts=2) as pool:
         future = pool.submit(play_group, config, "group_0", tmp_path / "run", 1)
         with pytest.raises(SandboxLostError, match="lost its worker 2 times"):
-            future.result(timeout=120)
+            future.result(timeout=PATIENCE_SEC)
         assert pool.reruns == 1
     assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
 
@@ -127,7 +127,7 @@ def test_no_room_is_reported(nodes: Nodes, tmp_path: Path) -> None:
     with executor(tmp_path / "run", sandboxes_per_worker=99, node_timeout_sec=1.0) as pool:
         future = pool.submit(play_group, config, "group_0", tmp_path / "run", 1)
         with pytest.raises(SandboxStartError, match="harbor_sandbox"):
-            future.result(timeout=60)
+            future.result(timeout=PATIENCE_SEC)
 
 
 def test_128_episodes_survive_a_killed_node_once_each(nodes: Nodes, tmp_path: Path) -> None:

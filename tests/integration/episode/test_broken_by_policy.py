@@ -207,7 +207,6 @@ async def test_what_is_left_of_a_multi_step_task_counts_as_nothing(tmp_path: Pat
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
     base = await ensure_base_tar()
 
@@ -226,7 +225,6 @@ async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     reward, info = await play(task_dir, DONE, BLOWS["stops everybody"], sandbox="docker")

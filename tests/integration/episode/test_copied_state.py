@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.local,
     pytest.mark.criu,
     pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.timeout(300),
 ]
 
 PATIENT_SEC = 60.0

@@ -18,6 +18,7 @@ from harbor_gym.sandboxes.local.environment import SandboxDump
 from harbor_gym.terminal import TmuxTerminal, open_terminal
 from harbor_gym.types import Command, StepResult
 from tests.helpers.copies import config_of, copied, typed
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, running
 from tests.helpers.tasks import BASE, DONE, UNDONE, write_steps, write_task
 
@@ -25,7 +26,6 @@ pytestmark = [
     pytest.mark.local,
     pytest.mark.criu,
     pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.timeout(300),
 ]
 
 DEV = f"FROM {BASE}\nRUN useradd --create-home --uid 1234 dev && mkdir /app && chown dev /app\nWORKDIR /srv\n"
@@ -158,7 +158,7 @@ async def test_a_copys_commands_have_the_policys_rank(task_dir: Path) -> None:
         ask = "grep CapPrm /proc/self/status"
         seen = [await typed(env, f"clear; {ask}\n") for env in (parent, copy)]
         assert seen[0] == seen[1]
-        assert (await copy.exec(ask, timeout_sec=5)).output.split()[1] in seen[0]
+        assert (await copy.exec(ask, timeout_sec=PATIENCE_SEC)).output.split()[1] in seen[0]
 
 
 async def test_a_separate_verifiers_sandbox_is_no_copy(tmp_path: Path) -> None:

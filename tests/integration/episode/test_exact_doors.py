@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.local,
     pytest.mark.criu,
     pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.timeout(300),
 ]
 
 ONCE = "x=$RANDOM$RANDOM; echo $x >/srv/x\n"

@@ -157,7 +157,6 @@ async def test_a_copy_of_a_copy_goes_on_from_disk(task_dir: Path, tmp_path: Path
 
 @pytest.mark.docker
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_a_docker_container_is_copied_by_replay(tmp_path: Path) -> None:
     require_engine("docker")
     await asyncio.to_thread(subprocess.run, [ROOT / ".ci" / "docker_base.sh", BASE], check=True)

@@ -15,7 +15,7 @@ from tests.helpers.tasks import FORGER, write_task
 from tests.integration.episode.test_honest_grading import DISGUISES, LEAVINGS
 from tests.integration.episode.test_pristine_view import DONE, PLANTS, SLOW, SRV
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 MODES = ["replay", pytest.param("exact", marks=pytest.mark.criu)]
 IN_A_VIEW: Mapping[str, Any] = {"verify_paths": SRV}

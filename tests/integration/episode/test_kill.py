@@ -41,7 +41,7 @@ def kill_rounds(sandbox: str, task: Path, *, count: int, at_once: int, max_sec: 
     command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.killed_host", *map(str, words)]
     # To files: a process that wrongly lives on would hold pipes open, and the test would hang instead of failing.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, check=False, timeout=170)
+        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, check=False, timeout=2 * PATIENCE_SEC)
         output.seek(0)
         errors.seek(0)
         assert done.returncode == 0, errors.read().decode()

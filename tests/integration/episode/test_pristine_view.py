@@ -324,7 +324,6 @@ async def test_what_a_later_set_up_started_serves_the_policy_and_ends_before_gra
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 async def test_an_ordinary_users_later_set_up_is_the_same() -> None:
     rewards = json.loads((await run_rootless("-m", __name__)).stdout.splitlines()[-1])
     assert rewards == {"spoilt": 0.0, "all": 1.0, **dict.fromkeys(TRAPS, 1.0)}

@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.local,
     pytest.mark.criu,
     pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.timeout(300),
 ]
 
 FORKABLE = {"forkable": True}

@@ -46,7 +46,6 @@ async def engine() -> AsyncIterator[EngineDouble]:
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 async def test_a_program(number: int, engine: EngineDouble, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.tasks import write_task
 from tests.integration.episode.test_kill import contents, groups_of, mounts
 from tests.unit.house.test_cli import run
@@ -25,7 +26,7 @@ def test_hosts_killed_with_8_tunnels_leave_nothing(tmp_path: Path, scratch: Path
     command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.gateway.killed_trials", *map(str, words)]
     # To files: a process that wrongly lives on would hold pipes open, and the test would hang instead of failing.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, check=False, timeout=160)
+        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, check=False, timeout=2 * PATIENCE_SEC)
         output.seek(0)
         errors.seek(0)
         assert done.returncode == 0, errors.read().decode()

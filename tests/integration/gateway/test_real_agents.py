@@ -94,7 +94,6 @@ async def run(argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [name for name in AGENTS if AGENTS[name].program])
 async def test_one_conversation_is_one_segment(name: str, tmp_path: Path) -> None:
     program = find_agent(AGENTS[name].program)

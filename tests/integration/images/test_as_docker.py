@@ -23,7 +23,7 @@ from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.dockerfiles import BASE, CONFIGS, FILES, PARTS, WHOLES, configured
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
-pytestmark = [pytest.mark.docker, pytest.mark.local, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.docker, pytest.mark.local]
 
 _TREES = ("dev", "proc", "sys")
 _LEFT_OUT = (*_TREES, ".dockerenv", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "run/.containerenv")

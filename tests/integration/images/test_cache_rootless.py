@@ -51,7 +51,6 @@ print(json.dumps({"stands": stands, "seen": seen, "before": before, "gone": gone
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_left")
 async def test_layers_of_subordinate_ids_are_set_up_and_pruned() -> None:
     output = json.loads((await run_rootless("-c", _USE)).stdout.splitlines()[-1])

@@ -15,7 +15,7 @@ from tests.helpers.sandboxes import apptainer, local
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import BASE, write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 KINDS = [
     pytest.param("local", marks=pytest.mark.local),

@@ -12,6 +12,7 @@ from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.types import Command
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes import apptainer, local
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import write_task
@@ -60,7 +61,7 @@ async def test_it_runs_as_the_images_user_with_a_command_for_arguments(make_sand
 
 async def test_its_service_is_closed_to_the_policys_root(make_sandbox: Make, tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path, dockerfile=_SERVICE)) as sandbox:
-        await sandbox.clean_up("baseline", {}, timeout_sec=30)
+        await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
         read = "cat /proc/$(pgrep -o -f local/bin/start)/environ"
         assert "Permission denied" in ((await sandbox.exec(read, user="root")).stderr or "")
 
@@ -90,7 +91,7 @@ async def test_a_parent_that_waits_for_its_arguments_goes_on_waiting(make_sandbo
 async def test_one_that_only_executes_its_arguments_leaves_nothing(make_sandbox: Make, tmp_path: Path) -> None:
     passes_on = 'FROM debian:bookworm-slim\nENTRYPOINT ["sh", "-c", "echo starting; exec \\"$@\\"", "x"]\n'
     async with running(make_sandbox(tmp_path, dockerfile=passes_on)) as sandbox:
-        await output(sandbox, "while pgrep -v '^(init|bash|pgrep)$'; do sleep 0.01; done", timeout_sec=20)
+        await output(sandbox, "while pgrep -v '^(init|bash|pgrep)$'; do sleep 0.01; done", timeout_sec=PATIENCE_SEC)
         (tmp_path / "trial").mkdir()
     assert (tmp_path / "trial" / "entrypoint.log").read_text() == "starting\n"
 

@@ -19,7 +19,7 @@ from tests.helpers.registries.image_registry import image_registry
 from tests.helpers.rootless import run_rootless
 from tests.helpers.tasks import BASE
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 _START = """
 import asyncio, json, os, sys, zlib

@@ -15,7 +15,7 @@ from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import BASE
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 _PLACES = (os.environ.get("HARBOR_GYM_OLD_BUILDAH", ""), "/usr/bin/buildah")
 """Where a distribution's own buildah may be; a newer one of ours goes before it on the PATH and replaces nothing."""

@@ -14,7 +14,7 @@ from tests.helpers.hostile.first_words import network_processes, own_address
 from tests.helpers.sandboxes.dockerfiles import SERVE
 from tests.helpers.tasks import BASE
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(300), pytest.mark.usefixtures("local_engine", "nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
 
 _TALK = """\
 import socket

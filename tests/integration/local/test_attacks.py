@@ -9,6 +9,7 @@ from harbor_gym.sandboxes.local import own_ids
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.hostile.attacks import BEHAVIOURS
 from tests.helpers.hostile.behaviours import Behaviour, expect_all_pass_as_rootless_user
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -22,17 +23,15 @@ async def sandbox(
     if request.param == "shared ids":
         monkeypatch.setattr(own_ids, "refusal", lambda: "the test refuses")
     async with running(make_sandbox(tmp_path / "sandbox")) as made:
-        await made.clean_up("baseline", {}, timeout_sec=20)
+        await made.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
         yield made
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.__name__)
 async def test_as_root(sandbox: LocalEnvironment, tmp_path: Path, behaviour: Behaviour) -> None:
     await behaviour(sandbox, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 async def test_as_a_rootless_user() -> None:
     await expect_all_pass_as_rootless_user("tests.helpers.hostile.attacks", len(BEHAVIOURS))

@@ -20,6 +20,7 @@ from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.terminal import Leftovers
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import DOCKERFILE, make, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -80,7 +81,9 @@ async def test_a_fork_bomb_ends(tmp_path: Path, kind: type[LocalEnvironment], se
     async with running(make(kind, tmp_path, DOCKERFILE, max_processes=most)) as sandbox:
         await output(sandbox, f"{service}\n")
         baseline = await cleanup.take_baseline(sandbox)
-        await sandbox.exec("bomb() { bomb | bomb & }; trap '' TERM; bomb 2>/dev/null; sleep 0.5", timeout_sec=60)
+        await sandbox.exec(
+            "bomb() { bomb | bomb & }; trap '' TERM; bomb 2>/dev/null; sleep 0.5", timeout_sec=PATIENCE_SEC
+        )
         await cleanup.stop_processes(sandbox, baseline)
         assert await processes(sandbox) == (["sleep 1000"] if service else [])
 

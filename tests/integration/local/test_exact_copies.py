@@ -12,13 +12,13 @@ import pytest
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local import criu, own_ids
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [
     pytest.mark.local,
     pytest.mark.criu,
     pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.timeout(300),
 ]
 
 
@@ -26,7 +26,7 @@ pytestmark = [
 async def sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
     """A sandbox in its policy's hands, which can be copied."""
     async with running(make_sandbox(tmp_path / "parent", forkable=True)) as started:
-        await started.clean_up("baseline", {}, timeout_sec=20)
+        await started.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
         yield started
 
 
@@ -58,7 +58,7 @@ async def goes_on(sandbox: LocalEnvironment, directory: Path) -> bool:
     (directory / "go").touch()
     await sandbox.upload_file(directory / "go", "/srv/go")
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SEC):
             while not await sandbox.is_file("/srv/went"):  # noqa: ASYNC110  # a file tells no one
                 await asyncio.sleep(0.05)
             return True
@@ -257,7 +257,7 @@ async def test_what_a_hostile_program_does_is_copied(sandbox: LocalEnvironment, 
 async def test_what_can_not_be_copied_is_refused_and_goes_on(tmp_path: Path, case: str) -> None:
     program, word = REFUSED[case]
     async with running(make_sandbox(tmp_path / "parent", forkable=True, config=SMALL)) as sandbox:
-        await sandbox.clean_up("baseline", {}, timeout_sec=20)
+        await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
         root = await start(sandbox, program)
         with pytest.raises(SandboxError, match=f"the local sandbox can't be copied: .*{word}"):
             await sandbox.dump(root)

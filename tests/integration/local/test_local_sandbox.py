@@ -13,6 +13,7 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor.forkserver_client import end_forkserver, forkserver_pid
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -105,7 +106,7 @@ async def test_an_exec_argv_process_ends_with_its_starter_and_with_the_sandbox(s
             process.kill()
         await process.wait()
         if not is_sandbox_end:
-            await output(sandbox, "while pgrep -x sleep >/dev/null; do :; done", timeout_sec=10)
+            await output(sandbox, "while pgrep -x sleep >/dev/null; do :; done", timeout_sec=PATIENCE_SEC)
     late = await asyncio.create_subprocess_exec(*argv, stderr=subprocess.PIPE)
     _, printed = await late.communicate()
     assert (late.returncode, printed) == (125, b"harbor_gym: the sandbox is gone\n")

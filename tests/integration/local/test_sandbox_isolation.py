@@ -129,7 +129,7 @@ async def test_no_process_of_the_host_can_be_signalled(sandbox: LocalEnvironment
 
 
 async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None:
-    await sandbox.clean_up("baseline", {}, timeout_sec=20)
+    await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
     status = await output(sandbox, "grep -E 'Cap(Inh|Prm|Eff|Bnd|Amb)|NoNewPrivs' /proc/self/status")
     fields = {name: int(value, 16) for name, value in (line.split(":\t") for line in status.splitlines())}
     allowed = sum(1 << capability for capability in (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31))
@@ -169,7 +169,7 @@ async def test_links_inside_lead_nowhere_outside(sandbox: LocalEnvironment, tmp_
 async def test_a_fifo_for_passwd_blocks_nobody(sandbox: LocalEnvironment) -> None:
     await sandbox.exec("rm /etc/passwd && mkfifo /etc/passwd")
     with pytest.raises(SandboxError, match="user 'dev'"):
-        await sandbox.exec("true", user="dev", timeout_sec=20)
+        await sandbox.exec("true", user="dev", timeout_sec=PATIENCE_SEC)
 
 
 _HOST = """

@@ -16,6 +16,7 @@ from harbor_gym.errors import SandboxLostError, SandboxMemoryError, UsageError
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -92,10 +93,10 @@ async def test_no_lack_of_memory_ends_the_sandbox_itself(tmp_path: Path) -> None
 @pytest.mark.usefixtures("control_groups")
 async def test_a_fork_bomb_fills_its_sandbox_only(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path, max_processes=60)) as sandbox:
-        result = await sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 1", timeout_sec=60)
+        result = await sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 1", timeout_sec=PATIENCE_SEC)
         assert "Resource temporarily unavailable" in (result.stderr or "")
         # The caller still gets in, and can make an end of it without a further process.
-        await sandbox.exec("kill -9 -1", timeout_sec=20)
+        await sandbox.exec("kill -9 -1", timeout_sec=PATIENCE_SEC)
         # The dead are still listed until they are reaped.
         count = "for i in {1..600}; do n=$(ps -e --no-headers | wc -l); ((n < 10)) && break; sleep 0.1; done; echo $n"
         assert int(await output(sandbox, count)) < 10
@@ -119,7 +120,7 @@ async def test_files_are_bounded_in_size_and_number(tmp_path: Path) -> None:
         for place in ("/filled", "/tmp/filled", "/dev/shm/filled"):
             result = await sandbox.exec(f"head -c 100M /dev/zero > {place}; s=$?; rm -f {place}; exit $s")
             assert "No space left" in (result.stderr or "")
-        printed = await output(sandbox, f"mkdir /f; {fill}", timeout_sec=100)
+        printed = await output(sandbox, f"mkdir /f; {fill}", timeout_sec=PATIENCE_SEC)
         assert "No space left" in printed
         assert 10_000 < int(printed.split()[-1]) < 20_000
         await output(sandbox, "rm -r /f && touch /room-again")

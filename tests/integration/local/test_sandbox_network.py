@@ -125,7 +125,6 @@ async def test_who_names_a_device_reaches_no_further(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 async def test_an_ordinary_users_does_not_either(tmp_path: Path) -> None:
     _own_address()
     base = await ensure_base_tar()
@@ -174,7 +173,6 @@ print(json.dumps([asyncio.run(main()), found["/dev/net/tun"]]))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 async def test_an_ordinary_user_without_the_device_gets_no_network_and_one_line() -> None:
     base = await ensure_base_tar()
 

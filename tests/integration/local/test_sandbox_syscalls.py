@@ -12,6 +12,7 @@ import pytest
 
 from harbor_gym.sandboxes.supervisor import seccomp
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -78,7 +79,7 @@ async def test_ordinary_work_goes_on(tmp_path: Path) -> None:
 
 async def test_setuid_programs_of_the_image_work_inside_and_give_nothing_outside(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
-        await sandbox.clean_up("baseline", {}, timeout_sec=20)
+        await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
         await output(sandbox, "cp /usr/bin/id /own-id && chmod 6755 /own-id && cp /bin/bash /sh && chmod 4755 /sh")
         assert await output(sandbox, "/own-id -u; /sh -p -c 'echo $EUID'", user="dev") == "0\n0"
         assert await output(sandbox, "/sh -p -c 'head -c 5 /etc/shadow'", user="dev") == "root:"

@@ -17,6 +17,5 @@ async def test_as_root(sandbox: LocalEnvironment, tmp_path: Path, behaviour: Beh
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 async def test_as_a_rootless_user() -> None:
     await expect_all_pass_as_rootless_user("tests.helpers.hostile.transfer_behaviours", len(BEHAVIOURS) - len(FOR_ROOT))

@@ -17,6 +17,7 @@ from harbor_gym.sandboxes.dockerfile import OWNER_OF_BUILD
 from harbor_gym.sandboxes.labels import OWNER_LABEL, PROJECT_LABEL
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.tasks import BASE
 from tests.unit.house.test_cli import run
 
@@ -118,7 +119,7 @@ def test_the_container_of_a_killed_build_is_removed(scratch: Path, tmp_path: Pat
     other = buildah("from", "scratch").strip()
     with subprocess.Popen([sys.executable, "-c", BUILD, str(began)], cwd=ROOT) as build:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_SEC
             while not (left := builds_in(scratch)):
                 assert build.poll() is None
                 assert time.monotonic() < deadline

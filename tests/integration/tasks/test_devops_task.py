@@ -12,6 +12,7 @@ from harbor.models.task.task import Task
 
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 
 TASK_DIR = ROOT / "tasks" / "devops_task"
 PROGRAMS = TASK_DIR / "environment" / "app"
@@ -98,7 +99,9 @@ class Grade:
 
 
 def _docker(*arguments: str, stdin: str | None = None) -> str:
-    done = subprocess.run(["docker", *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(
+        ["docker", *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=PATIENCE_SEC
+    )
     assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -123,7 +126,7 @@ def _grade(image: str, agent_script: str) -> Grade:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_SEC,
         )
         _docker("cp", str(TASK_DIR / "tests"), f"{container}:/tests")
         output = _docker("exec", container, "/tests/test.sh")

@@ -198,7 +198,6 @@ def test_a_warm_start_is_repeatable_learns_and_is_made_once(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_short_conversations_count_no_more_than_long_ones(tmp_path: Path) -> None:
     """An imitator of those who stop at once as often as they go on does the same, however long they go on."""
     import torch

@@ -62,7 +62,7 @@ def _engines(leader: int) -> list[int]:
 
 
 async def _until_engine_runs(leader: int) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_SEC):
         while not _engines(leader):  # noqa: ASYNC110 - processes of others send no event
             await asyncio.sleep(0.05)
 
@@ -73,7 +73,6 @@ async def _until_gone(leader: int) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.timeout(400)
 async def test_the_sdk_samples_trains_saves_and_resumes(model_dir: Path, tmp_path: Path) -> None:
     async with TrainingServer(model_dir, tmp_path / "state") as server:
         pid = server.pid
@@ -127,7 +126,7 @@ async def test_nothing_survives_a_killed_parent(model_dir: Path, tmp_path: Path)
 async def test_a_crash_of_the_engine_is_reported_at_once(model_dir: Path, tmp_path: Path) -> None:
     server = TrainingServer(model_dir, tmp_path / "state")
     starting = asyncio.ensure_future(server.start())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SEC):
         while server.pid is None:  # noqa: ASYNC110 - the server does not report that it was spawned
             await asyncio.sleep(0.01)
     leader = server.pid
@@ -147,7 +146,7 @@ async def test_a_crash_of_the_engine_is_reported_at_once(model_dir: Path, tmp_pa
 async def test_a_cancelled_start_leaves_nothing_and_a_state_dir_has_one_server(model_dir: Path, tmp_path: Path) -> None:
     server = TrainingServer(model_dir, tmp_path / "state")
     starting = asyncio.ensure_future(server.start())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SEC):
         while server.pid is None:  # noqa: ASYNC110 - the server does not report that it was spawned
             await asyncio.sleep(0.01)
     leader = server.pid

@@ -16,6 +16,7 @@ import pytest
 
 from harbor_gym.sandboxes.labels import OWNER_LABEL
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.policies.random_policy import write_random_policy
 from tests.helpers.tasks import BASE, write_task
 
@@ -95,7 +96,7 @@ def test_a_signal_stops_the_containers_of_a_training_run(tmp_path: Path, scratch
         below = run_of(process)
         assert below, "the training server is a process of its own"
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE_SEC)
     finally:
         process.kill()
         process.wait()

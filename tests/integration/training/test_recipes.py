@@ -16,6 +16,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalConfig, TerminalEnvConfig
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import message
 
 TASK = ROOT / "tasks" / "devops_task"
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 def run(recipe: str, *arguments: str) -> str:
     command = [*PYTHON, str(ROOT / "recipes" / f"{recipe}.py"), "--task-dir", str(TASK), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_SEC)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -107,7 +108,7 @@ class _Player:
         os.write(self._terminal, keys.encode())
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SEC
         while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._seen).replace("\r", ""):
             if time.monotonic() > deadline:
                 os.close(self._terminal)  # which hangs up

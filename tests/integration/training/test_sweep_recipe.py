@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.recipe_runs import expect_refused, run_recipe
 
 TASK = ROOT / "tasks" / "devops_task"
@@ -50,7 +51,7 @@ def command(*arguments: str, trainer: Path | None = None) -> list[str]:
 
 def sweep(*arguments: str, trainer: Path | None = None) -> subprocess.CompletedProcess[str]:
     done = command(*arguments, trainer=trainer)
-    return subprocess.run(done, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(done, capture_output=True, text=True, check=False, timeout=PATIENCE_SEC)
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_an_interrupted_sweep_interrupts_its_runs_and_waits_for_them(trainer: Pa
     while not process.stdout.readline().startswith("lr_0.001_seed_0  batch 2/2"):
         assert process.poll() is None, process.stderr
     os.kill(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_SEC)
     assert process.returncode == 130, errors
     log = folder / "lr_0.001_seed_0.log"
     assert (folder / "lr_0.001_seed_0" / "interrupted").exists(), f"it was killed, or logged why not: {log.read_text()}"

@@ -90,7 +90,6 @@ async def play(
     return await asyncio.gather(*rollouts)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("no_executor")
 async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
     kind: ExecutorKind, task_dir: Path, tmp_path: Path
@@ -131,7 +130,6 @@ def expect_two_workers(groups: list[Any]) -> None:
     assert float(os.getpid()) not in set.union(*played_in)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("no_executor")
 async def test_each_worker_keeps_sandboxes_ready_between_its_groups(
     kind: ExecutorKind, task_dir: Path, tmp_path: Path
@@ -169,7 +167,6 @@ class Hanging(Client):
         return await super().sample_async(prompt, num_samples, sampling_params)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("no_executor")
 async def test_what_a_worker_drops_or_cuts_is_stopped_there_and_its_transcript_brought(
     kind: ExecutorKind, task_dir: Path, tmp_path: Path

@@ -197,7 +197,6 @@ def test_every_command_line_is_one_that_the_program_takes(words: list[str], tmp_
     assert not unknown or command.context_settings.get("ignore_unknown_options"), f"{name} takes no {unknown}"
 
 
-@pytest.mark.timeout(600)  # frameworks are imported, and where every processor is busy that takes minutes
 @pytest.mark.parametrize("text", blocks("python"))
 def test_every_python_block_imports_what_there_is_and_calls_it_with_arguments_that_it_takes(text: str) -> None:
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT

@@ -16,6 +16,7 @@ from harbor_gym.errors import MissingDependencyError
 from harbor_gym.tasks import find_tasks, parse_spec, shipped_tasks, task_path
 from harbor_gym.tasks.new import TaskKind, write_task
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 
 SIX = sorted(path.parent.name for path in (ROOT / "tasks").glob("*/task.toml"))
 
@@ -128,7 +129,6 @@ def test_a_new_task_is_whole(tmp_path: Path, kind: TaskKind) -> None:
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_new_task_is_ok_to_check(tmp_path: Path) -> None:
     for kind in TaskKind:
         write_task(tmp_path / "tasks" / f"a-{kind.value}", kind)
@@ -189,7 +189,7 @@ def test_the_wheel_has_what_a_newcomer_needs(tmp_path: Path) -> None:
         tmp_path,
         ROOT,
     ]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_SEC)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"harbor_gym/_tasks/{name}/task.toml" for name in SIX} <= names

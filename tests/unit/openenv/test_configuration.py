@@ -19,6 +19,7 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.testing import write_tiny_task
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.recipe_runs import expect_refused
 from tests.helpers.sandboxes.fake_episodes import FAKE
 
@@ -156,7 +157,7 @@ def test_the_command_names_the_missing_extra_and_has_its_help_without(task: Path
     program = HIDE + "from harbor_gym.cli.main import main; main(sys.argv[1:])"
     given = [*flags, str(task)] if flags == ["--task"] else flags
     command = [sys.executable, "-c", program, "openenv", *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=PATIENCE_SEC)
     assert done.returncode == code, done.stderr
     assert done.stderr == (f"harbor-gym openenv: {NEEDS}\n" if code else "")
     assert ("--max-sessions" in done.stdout) is (code == 0)

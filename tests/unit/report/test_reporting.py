@@ -28,6 +28,7 @@ from harbor_gym.report.table import group_by_rate
 from harbor_gym.terminal.recording import CastRecorder
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import Transcript
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.recordings import replay
 
 BATCH: dict[str, Any] = {
@@ -341,7 +342,7 @@ def test_the_pages_player_shows_what_a_terminal_shows(tmp_path: Path) -> None:
         "return p.screenAfter(c,c.events.length)})))"
     )
     command = [node, "-e", program, str(STATIC / "player.js"), *map(str, casts)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SEC)
     for cast, shown in zip(casts, json.loads(done.stdout), strict=True):
         assert shown.rstrip("\n").split("\n") == replay(cast), cast.read_text()
 

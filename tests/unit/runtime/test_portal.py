@@ -121,7 +121,9 @@ _EXIT = """
 )
 def test_the_interpreters_exit_closes_what_is_open(last_lines: str, code: int) -> None:
     script = f"{textwrap.dedent(_EXIT)}\n{last_lines}\n"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE_SEC
+    )
     assert (done.returncode, done.stdout) == (code, "closed 0\n"), done.stderr
     assert "Exception ignored" not in done.stderr
 
@@ -156,7 +158,9 @@ _FORK = """
 
 def test_a_forked_child_is_refused_its_parents_portal_and_has_its_own() -> None:
     script = textwrap.dedent(_FORK)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_SEC
+    )
     assert done.stdout.splitlines() == ["refused True", "own 42", "child 0", "closed True"], done.stderr
 
 
@@ -314,7 +318,7 @@ def test_the_exit_closes_every_episode_and_pool_and_waits_for_them(tmp_path: Pat
         [sys.executable, "-c", textwrap.dedent(_UNCLOSED), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SEC,
         check=False,
         env={**os.environ, "TMPDIR": str(scratch)},
     )

@@ -7,6 +7,7 @@ import pytest
 
 from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
 from harbor_gym.episode.grading.cleanup import read_script
+from tests.helpers.patience import PATIENCE_SEC
 
 _PLACE = ["unshare", *(USER_NAMESPACE if is_rootless() else []), "--fork", "--pid", "--mount-proc"]
 """A process namespace of its own: a faulty script must not reach this machine's processes."""
@@ -38,7 +39,7 @@ def test_nothing_is_stopped_where_the_caller_is_seen(other_boot: str, other_pid:
         env={**os.environ, **scripts},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SEC,
         check=False,
     )
     stopped, *still = done.stdout.splitlines()

@@ -207,7 +207,6 @@ EXPECTED = "trixie\ntmux 3.5a\n/usr/local/bin/python\n/usr/local/bin/python3\n/u
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("nothing_left")
 async def test_debian_13_with_its_python_is_made_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_engine("local")

@@ -14,6 +14,7 @@ from harbor_gym.adapters.trl.slot import EPISODE_OVER, TASK_OVER
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.testing import write_tiny_task
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import FAKE, add_step
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -24,7 +25,7 @@ ANSWERED = [{"role": "assistant", "content": "done"}]
 
 
 async def write_greeting(env: AsyncTerminalGymEnv) -> None:
-    await env.exec("echo hello > /srv/greeting", timeout_sec=10)
+    await env.exec("echo hello > /srv/greeting", timeout_sec=PATIENCE_SEC)
 
 
 async def refuse(env: AsyncTerminalGymEnv) -> None:
@@ -42,7 +43,7 @@ class Beside(ToolHarness):
         Args:
             path: The file.
         """
-        return self._exec(f"cat {path}", timeout_sec=10)
+        return self._exec(f"cat {path}", timeout_sec=PATIENCE_SEC)
 
 
 class Refused(Beside):

@@ -13,7 +13,7 @@ from harbor_gym.adapters.trl.slot import EPISODE_OVER
 from harbor_gym.errors import TaskError, UsageError
 from tests.helpers.tasks import BASE, DONE, write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 ANSWERED = [{"role": "assistant", "content": "done"}]
 DOCKERFILE = f"""\

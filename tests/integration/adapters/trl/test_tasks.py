@@ -15,7 +15,7 @@ from harbor_gym.testing.leftovers import find_leftovers
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 TASKS = sorted(path.parent for path in (ROOT / "tasks").glob("*/task.toml"))
 ANSWERED = [{"role": "assistant", "content": "done"}]

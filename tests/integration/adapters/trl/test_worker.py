@@ -24,6 +24,7 @@ from harbor_gym.adapters.trl.groups import GroupPlayer, ready
 from harbor_gym.errors import HarborGymError, SandboxStartError, TaskError, UsageError
 from harbor_gym.testing import write_tiny_task
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.policies.typists import Typist, tokenizer
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 GROUP = 4
 SETTINGS: dict[str, Any] = {"agent": "terminal", "action_format": "keystrokes", "confirm_task_complete": False}
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
-START_LIMIT_SEC = 120.0
+START_LIMIT_SEC = PATIENCE_SEC
 
 
 def config(**settings: Any) -> AsyncGRPOConfig:
@@ -269,11 +270,11 @@ def test_every_end_of_the_trainer_ends_the_process_and_its_sandboxes(
         assert program.stdout.readline() == "running\n"
         (child,) = children(program.pid)
         program.send_signal(number)
-        assert program.wait(60) in (128 + number, -number)
+        assert program.wait(PATIENCE_SEC) in (128 + number, -number)
     finally:
         program.kill()
         program.communicate()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SEC
     while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not Path(f"/proc/{child}").exists()

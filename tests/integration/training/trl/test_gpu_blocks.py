@@ -20,7 +20,6 @@ from tests.helpers.sandboxes.letters import LETTER
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.usefixtures("nothing_left"),
     pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'"),
     pytest.mark.filterwarnings("ignore:You are using .* experimental feature:UserWarning"),

@@ -119,7 +119,6 @@ def engine_model(engine: CompletionsEngine) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_ratio_is_one_where_no_update_came_between(tmp_path: Path) -> None:
     rewards = train_letters_async(
         tmp_path, sandbox=LETTER, steps=3, group_size=GROUP, max_staleness=0, warm_start_steps=150
@@ -136,7 +135,6 @@ def test_the_ratio_is_one_where_no_update_came_between(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_training_whose_groups_are_all_lost_ends(
     policy: tuple[Path, Any, Any], engine: CompletionsEngine, tmp_path: Path
 ) -> None:
@@ -159,7 +157,6 @@ def test_a_training_whose_groups_are_all_lost_ends(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_trls_own_worker_takes_the_async_factory(
     policy: tuple[Path, Any, Any], engine: CompletionsEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 PROGRAM = """\
 import sys

@@ -18,7 +18,6 @@ from tests.helpers.sandboxes.fake_episodes import FAKE
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.usefixtures("nothing_left"),
     pytest.mark.filterwarnings("ignore:You are using .* experimental feature:UserWarning"),
 ]
