@@ -18,8 +18,8 @@
 # The control client (2-tmux):
 #   to from      descriptors to and from it     client  its pid    greeting   what it printed before it was attached
 #   partial      the part of a line that a read with a time limit got        asked     number of questions so far
-#   is_unread    set for a question whose answer nobody reads
 #   answer       what the commands of the last question printed, one element each
+#   as_text      set for a question whose caller takes reply apart, all that was printed, itself: bash does it faster so
 #   news         set when the window was renamed: there may be a new mark
 # The prompt (3-marks):
 #   mark kind    the latest mark "<pid>:<count>:<exit code>" and its kind p, m, r; "0:0:" and "" where there is none
@@ -35,6 +35,7 @@
 #   terminals                             the descriptors that another user's process has of the terminal
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
+#   save                        the commands by which tmux prints and saves the captured screen
 #   waits why                   how the waits so far have ended, and this one
 #   now started                 on the clock, in ms       last_screen last_spent   what was seen at the last look
 #   settle_next                           how long the next look for a settled terminal takes, in s
@@ -56,7 +57,7 @@ if [ "$1" != load ]; then
 fi
 # Not from the environment, which is the image's: the tests of the verdicts replace it after loading.
 proc=/proc
-signed=-1 answer=() to='' from='' client='' is_resident='' partial='' asked=0 news='' mark=0:0: kind=''
+signed=-1 answer=() reply='' to='' from='' client='' is_resident='' partial='' asked=0 news='' mark=0:0: kind=''
 quiet_ms=120 soon_sec=0.005 settle_sec=0.015 settle_next=0.015 patience_sec=0.01 polling_ms=350 tended_ms=2000 long_sec=3
 case $HOSTTYPE in
     x86_64)

@@ -111,20 +111,24 @@ disconnect() {
 # runs whatever becomes of the others.
 ask() {
     local IFS='' part text commands end="$nonce.$((++asked))"
-    answer=()
+    answer=() reply=''
     [ -n "$to" ] || connect || return
-    answer=()
+    answer=() reply=''
     printf -v commands ' ; %s' "$@"
     # Where the client is gone, reading its answer fails.
     printf '%s\n' "${commands:3}" "display-message -p '$end\`'" >&"$to" || :
-    text=$'\n'$partial partial=''
+    # bash reads byte by byte up to a character, but at once as many bytes as are certain to come: the two lines of the first
+    # command, whatever becomes of it, and the first line of the end.
+    read -rN $((36 + ${#end})) -u "$from" part
+    text=$'\n'$partial$part partial=''
     while read -r -d '`' -u "$from" part; do
         text+=$part
-        if [[ $text == *$'\n'"$end" ]]; then
+        # bash prepares a text for a pattern character by character.
+        if [ "${text:${#text}-${#end}}" = "$end" ]; then
             # The end of its line, and the line of the command's own end: left there, each would look like news.
             read -ru "$from" part && read -ru "$from" part
             [[ $text == *$'\n%window-renamed '* ]] && news=1
-            [ -n "$is_unread" ] || take_answer "$text"
+            if [ -n "$as_text" ]; then reply=$text; else take_answer "$text"; fi
             return
         fi
         text+='`'

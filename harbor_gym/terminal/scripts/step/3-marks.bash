@@ -23,9 +23,13 @@ is_new_mark() {
 at_new_prompt() { [[ $kind == [pm] ]] && is_new_mark; }
 
 read_mark() {
-    query "display-message -p -t %0 '#{pane_dead} #{alternate_on}|#{pane_path}'" || return
-    is_dead=${answer[0]:0:1} is_full=${answer[0]:2:1}
-    take_mark "${answer[0]#*|}"
+    local line
+    as_text=1 query "display-message -p -t %0 '|#{pane_dead} #{alternate_on}|#{pane_path}'" || return
+    line=${reply#*$'\n|'}
+    [ "$line" != "$reply" ] || return
+    is_dead=${line:0:1} is_full=${line:2:1}
+    line=${line#*|}
+    take_mark "${line%%$'\n'*}"
 }
 
 # Sets screen to the pane's state and text, and mark at the same moment.

@@ -24,11 +24,16 @@ await_dead_pane() {
 await_first_prompt() {
     local end next settled=0
     read_clock
-    end=$((now + 10000)) next=$((now + 100))
+    end=$((now + 10000)) next=$((now + 100)) news=1
     while ((now < end)); do
-        read_mark && [ "$kind" = p ] && return
-        # Without an answer of tmux is_dead is not known: that is no end of the shell.
-        shell_lives && [ "$is_dead" != 1 ] || return
+        # tmux reports a mark: without news it is only asked now and then.
+        if [ -n "$news" ] || ((now >= next)); then
+            news=''
+            read_mark && [ "$kind" = p ] && return
+            # Without an answer of tmux is_dead is not known: that is no end of the shell.
+            [ "$is_dead" != 1 ] || return
+        fi
+        shell_lives || return
         if ((now >= next)); then
             needs_run=''
             if has_settled; then ((++settled < 5)) || return 0; else settled=0; fi

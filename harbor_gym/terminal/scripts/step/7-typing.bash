@@ -23,8 +23,11 @@ type_keys() {
 
 type_once() {
     news=''
-    ask "display-message -p -t %0 '#{pane_path}'" "set-option -p -F -t %0 @typed '$number $waits|$2|#{pane_path}'" "$1" || return
-    take_mark "${answer[0]}"
+    local path
+    as_text=1 ask "display-message -p -t %0 '|#{pane_path}'" "set-option -p -F -t %0 @typed '$number $waits|$2|#{pane_path}'" "$1" &&
+        [[ $reply != *$'\n%error '* ]] || return
+    path=${reply#*$'\n|'}
+    take_mark "${path%%$'\n'*}"
     typed=$mark
 }
 

@@ -1,16 +1,19 @@
 # Answering with the screen.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# Screen and mark are captured in one request, and stay in tmux, so that they can be read again if this answer is lost.
-# tmux pauses to save a buffer, and the further commands of a client that exits then are lost: the capture is a request of
-# its own before that.
+save="display-message -p -t %0 '#{@frame}' ; list-buffers -F '#{buffer_name} #{buffer_size}'"
+save+=" ; save-buffer -b text $dir/text ; save-buffer -b visible $dir/visible"
+
+# Screen and mark are captured in one line of commands, and stay in tmux, so that they can be read again if this answer is
+# lost. tmux pauses to save a buffer, and the further commands of a client that exits then are lost: what saves the buffers
+# is a line of its own after that, in the same request.
 show_screen() {
     local turn pane="$nonce pane #{pane_dead} #{pane_dead_status} #{pane_dead_signal} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"
     for turn in 1 2; do
-        is_unread=1 ask "set-option -p -F -t %0 @frame '$pane|#{pane_path}'" "set-option -p -t %0 @step '$nonce step ${waits:-,}'" \
+        as_text=1 ask "set-option -p -F -t %0 @frame '$nonce step ${waits:-,}|$pane|#{pane_path}'" \
             "if-shell -F -t %0 '#{alternate_on}' 'capture-pane -b text -t %0 ; capture-pane -b visible -t %0' \
-'capture-pane -b text -J -S - -t %0 ; clear-history -t %0 ; capture-pane -b visible -J -t %0'"
-        show_again && return
+'capture-pane -b text -J -S - -t %0 ; clear-history -t %0 ; capture-pane -b visible -J -t %0'"$'\n'"$save"
+        show_reply || show_again && return
     done
     find_remains
     printf '%s step %s 0:0:\n%s gone %s\n' "$nonce" "${waits:-,}" "$nonce" "$remains"
@@ -29,17 +32,23 @@ find_remains() {
 
 # Prints the answer that tmux keeps; false if it is not of this step.
 show_again() {
-    local begin frame bytes size source text visible
-    query "display-message -p -t %0 '#{@step}'" "display-message -p -t %0 '#{@frame}'" \
-        "list-buffers -F '#{buffer_name} #{buffer_size}'" "save-buffer -b text $dir/text" "save-buffer -b visible $dir/visible"
+    as_text=1 query "$save"
+    show_reply
+}
+
+# The same where tmux has printed it already, in reply to the commands in save.
+show_reply() {
+    local begin frame lines bytes size source text visible
     # If a buffer could not be saved, the rest is still an answer.
-    ((${#answer[@]} >= 3)) || return
-    begin=${answer[0]} frame=${answer[1]%%|*}
-    take_mark "${answer[1]#*|}"
-    [[ $begin == "$nonce step "* ]] && find_source text "${answer[2]}" || return
+    lines=${reply#*$'\n'"$nonce step "}
+    [ "$lines" != "$reply" ] || return
+    begin="$nonce step ${lines%%|*}" frame=${lines#*|} frame=${frame%%$'\n'*}
+    take_mark "${frame#*|}"
+    frame=${frame%%|*}
+    find_source text "$lines" || return
     text=("${source[@]}") visible=() size=$((${#frame} + 1 + bytes))
     if [[ ${frame#* . } != 1* ]]; then
-        find_source visible "${answer[2]}" || return
+        find_source visible "$lines" || return
         visible=("${source[@]}") size=$((size + ${#nonce} + 9 + bytes))
     fi
     printf '%s %s\n' "$begin" "$mark"
