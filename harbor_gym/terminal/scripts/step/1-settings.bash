@@ -17,7 +17,7 @@
 #   tmux         the program          is_resident   where this process takes more steps than one: what its caller knows it by
 # The control client (2-tmux):
 #   to from      descriptors to and from it     client  its pid    greeting   what it printed before it was attached
-#   partial      the part of a line that a read with a time limit got        asked     number of questions so far
+#   asked        number of questions so far
 #   answer       what the commands of the last question printed, one element each
 #   as_text      set for a question whose caller takes reply apart, all that was printed, itself: bash does it faster so
 #   news         set when the window was renamed: there may be a new mark
@@ -57,7 +57,7 @@ if [ "$1" != load ]; then
 fi
 # Not from the environment, which is the image's: the tests of the verdicts replace it after loading.
 proc=/proc
-signed=-1 answer=() reply='' to='' from='' client='' is_resident='' partial='' asked=0 news='' mark=0:0: kind=''
+signed=-1 answer=() reply='' to='' from='' client='' is_resident='' asked=0 news='' mark=0:0: kind=''
 quiet_ms=120 soon_sec=0.005 settle_sec=0.015 settle_next=0.015 patience_sec=0.01 polling_ms=350 tended_ms=2000 long_sec=3
 case $HOSTTYPE in
     x86_64)

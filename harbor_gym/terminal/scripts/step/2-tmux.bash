@@ -18,7 +18,6 @@ connect() {
     write_over client "$client"
     exec {from}<&"${CONTROL[0]}" {to}>&"${CONTROL[1]}" || return
     eval "exec ${CONTROL[0]}<&- ${CONTROL[1]}>&-"
-    partial=''
     while IFS= read -ru "$from" line; do
         if [[ $line == %session-changed* ]]; then
             ask 'display-message -p attached' && return
@@ -102,7 +101,7 @@ is_client() { is_called_with "$1" " $dir/socket"; }
 
 disconnect() {
     [ -n "$to" ] && exec {to}>&- {from}<&-
-    to='' from='' partial=''
+    to='' from=''
 }
 
 # Runs tmux commands, all in one go: nothing else happens to the pane in between. Sets answer to what each one printed;
@@ -120,7 +119,7 @@ ask() {
     # bash reads byte by byte up to a character, but at once as many bytes as are certain to come: the two lines of the first
     # command, whatever becomes of it, and the first line of the end.
     read -rN $((36 + ${#end})) -u "$from" part
-    text=$'\n'$partial$part partial=''
+    text=$'\n'$part
     while read -r -d '`' -u "$from" part; do
         text+=$part
         # bash prepares a text for a pattern character by character.
@@ -159,19 +158,18 @@ take_answer() {
 # The same for commands that may run twice.
 query() { ask "$@" || { [ -z "$to" ] && ask "$@"; }; }
 
-# Waits for so many seconds, or until tmux has something to report.
+# Waits for so many seconds, or until tmux has something to report. With a limit, bash asks the kernel before each byte: only
+# the first has one, as the rest of a line comes with it.
 await_news() {
-    local line
+    local line rest=''
     if [ -z "$to" ] && ! connect; then
         sleep "$1"
         return
     fi
-    if IFS= read -rt "$1" -u "$from" line; then
-        [[ $partial$line == %window-renamed* ]] && news=1
-        partial=''
-    elif (($? > 128)); then
-        partial+=$line
-    else
+    if read -rt "$1" -N 1 -u "$from" line; then
+        [ "$line" = % ] && IFS= read -ru "$from" rest
+        [[ $rest == window-renamed* ]] && news=1
+    elif (($? <= 128)); then
         disconnect
     fi
 }
