@@ -4,8 +4,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harbor_gym.terminal.scripts import read_script, read_source
 
+# A tmux whose every answer is as short as any can be, as in a sandbox whose clock shows the year 1970.
+_SHORTEST = """
+coproc TMUX_CLIENT {
+    while read -r && read -r end; do
+        end=${end#*\\'}
+        printf '%%begin 1 1 0\\n%%%s 1 1 0\\n%%begin 1 1 0\\n%s\\n%%end 1 1 0\\n' "$OUTCOME" "${end%\\'}"
+    done
+}
+nonce=@n from=${TMUX_CLIENT[0]} to=${TMUX_CLIENT[1]}
+for turn in 1 2; do
+    if ask "select-pane -t %0"; then echo "done ${#answer[@]}"; else echo "failed ${#answer[@]}"; fi
+done
+"""
 _SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
 
@@ -31,3 +46,11 @@ def test_every_part_ends_before_the_next_begins() -> None:
 def test_no_part_needs_a_file_of_bashs_own() -> None:
     """bash writes a longer here-string into a file for temporary ones, and the disk may be full."""
     assert "<<<" not in read_script("step")
+
+
+@pytest.mark.parametrize(("outcome", "answers"), [("end", "done 1\ndone 1\n"), ("error", "failed 0\nfailed 0\n")])
+def test_the_shortest_answers_of_tmux_are_not_waited_for_in_vain(outcome: str, answers: str) -> None:
+    """bash reads as many bytes at once as are certain to come; if they did not come, it would wait for ever."""
+    script = f"set -- load\n{read_script('step')}\nOUTCOME={outcome}\n{_SHORTEST}"
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == answers
