@@ -1,6 +1,7 @@
 """Harbor tasks as reinforcement-learning environments.
 
-Importing this package registers ``HarborTerminal-v0`` with Gymnasium. Every public name is imported at its first use.
+Importing this package registers ``HarborTerminal-v0`` with Gymnasium, as soon as that is imported too. Every public
+name is imported at its first use.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from harbor_gym._runtime.interrupts import end_at_interrupt_of_module
 end_at_interrupt_of_module("harbor_gym")
 
 from harbor_gym._runtime.imports import lazy_names  # noqa: E402  # slow imports come after the interrupt's handler
-from harbor_gym.adapters.gymnasium.registration import register  # noqa: E402
+from harbor_gym.adapters.gymnasium.registration import register_once_imported  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -73,4 +74,4 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(__name__, __file__, also=("__version__",))
 
 
-register()
+register_once_imported()

@@ -1,16 +1,24 @@
 """Registers the environment with Gymnasium.
 
-Since version 1.0 Gymnasium reads no entry points: a package registers its environments when it is imported.
+Since version 1.0 Gymnasium reads no entry points: a package registers its environments when it is imported. To import
+Gymnasium takes longer than the rest of ``import harbor_gym``, so the registration waits until something else does it.
 """
 
-import gymnasium
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import override
 
 ENV_ID = "HarborTerminal-v0"
 """The environment's id for ``gym.make`` and ``gym.make_vec``."""
 
 
 def register() -> None:
-    """Register the environment with Gymnasium, as ``import harbor_gym`` does. Idempotent."""
+    """Register the environment with Gymnasium. Idempotent."""
+    import gymnasium
+
     if ENV_ID in gymnasium.registry:
         return
     gymnasium.register(
@@ -19,3 +27,34 @@ def register() -> None:
         vector_entry_point="harbor_gym.adapters.gymnasium.vector:HarborTerminalVectorEnv",
         nondeterministic=True,  # a terminal shows the time and process ids
     )
+
+
+def register_once_imported() -> None:
+    """Register the environment as soon as this process has imported Gymnasium, as ``import harbor_gym`` does."""
+    if "gymnasium" in sys.modules:
+        register()
+    else:
+        sys.meta_path.insert(0, _RegistersAtImport())
+
+
+class _RegistersAtImport(MetaPathFinder):
+    """Finds Gymnasium as the other finders do, and registers the environment when it has been imported."""
+
+    @override
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        if fullname != "gymnasium":
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and (loader := spec.loader) is not None:
+            execute = loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                register()
+
+            loader.exec_module = execute_and_register
+        return spec

@@ -5,6 +5,8 @@ import copy
 import gc
 import importlib.util
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,24 @@ gym.register_envs(harbor_gym)
 def make_screen(*lines: str, columns: int = 20, rows: int = 5, cursor: tuple[int, int] = (4, 0)) -> Screen:
     padded = (*lines, *[""] * (rows - len(lines)))
     return Screen(columns, rows, padded, *cursor, is_cursor_visible=True, is_full_screen=False)
+
+
+_IS_REGISTERED = "assert 'HarborTerminal-v0' in gymnasium.registry; "
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import harbor_gym, gymnasium; " + _IS_REGISTERED,
+        "import gymnasium, harbor_gym; " + _IS_REGISTERED,
+        "import harbor_gym; from gymnasium import spaces; import gymnasium; " + _IS_REGISTERED,
+        "import harbor_gym, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium; " + _IS_REGISTERED,
+        "import harbor_gym, sys; sys.modules['numpy'] = None\n"
+        "try: import gymnasium\nexcept ImportError: del sys.modules['numpy']; import gymnasium\n" + _IS_REGISTERED,
+    ],
+)
+def test_the_environment_is_registered_once_both_are_imported(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=50))

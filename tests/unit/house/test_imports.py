@@ -46,7 +46,7 @@ OWNERS = {
     "typer": {"cli"},
 }
 
-HEAVY = ("litellm", "torch", "jax", "tinker", "tinker_cookbook", "harbor.agents", "harbor.trial")
+HEAVY = ("litellm", "torch", "jax", "tinker", "tinker_cookbook", "harbor.agents", "harbor.trial", "gymnasium", "numpy")
 
 FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
 
