@@ -86,8 +86,8 @@ class PreparedEpisode:
 
         config = self._config
         self._task = await load_task(config.task_dir, config)
-        if config.sandbox not in _can_run:
-            await asyncio.to_thread(_preflight, config.sandbox)
+        if not sandboxes.has_passed(config.sandbox):
+            await asyncio.to_thread(sandboxes.preflight, sandboxes.environment_config(config.sandbox))
         if self._is_closed:
             raise UsageError("the episode was closed while it was being started")
         is_taken = config.setup_command is not None and sandboxes.takes_setup(config.sandbox)
@@ -292,12 +292,3 @@ async def _start(episode: Episode) -> AgentPhase:
     except SandboxThrottledError as exc:
         back_off_starts(pause_sec(exc, 0))
         raise
-
-
-_can_run: set[str] = set()
-"""The sandbox types that passed their checks in this process; failures are not remembered."""
-
-
-def _preflight(sandbox: str) -> None:
-    sandboxes.preflight(sandboxes.environment_config(sandbox))
-    _can_run.add(sandbox)

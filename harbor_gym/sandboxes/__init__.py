@@ -3,6 +3,7 @@
 from harbor_gym.sandboxes.registry import (
     LOCAL,
     environment_config,
+    has_passed,
     parse_options,
     preflight,
     sandbox_names,
@@ -13,6 +14,7 @@ from harbor_gym.sandboxes.registry import (
 __all__ = [
     "LOCAL",
     "environment_config",
+    "has_passed",
     "parse_options",
     "preflight",
     "sandbox_names",

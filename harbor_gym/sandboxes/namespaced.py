@@ -43,9 +43,6 @@ _LEAST_CPUS = 0.01
 
 _LOOK_TIMEOUT_SEC, _DIRECTORIES_TIMEOUT_SEC = 10.0, 60.0
 
-_checked: set[type[Any]] = set()
-"""The classes that passed their checks in this process."""
-
 
 class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
     """One sandbox of this machine's kernel, from its start to its end."""
@@ -114,11 +111,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         if self._is_started:
             raise SandboxStartError(f"this {self.type()} sandbox was started before: make a new environment instead")
         self._is_started = True
-        if type(self) in _checked:
-            self.preflight()  # it remembers what took long
-        else:
-            await asyncio.to_thread(self.preflight)
-            _checked.add(type(self))
+        self.preflight()  # it remembers what took long, and the registry's or Harbor's checks came before
         reaper.reap_in_background(in_docker=False)
         try:
             await self._bring_up(force_build=force_build)

@@ -107,6 +107,15 @@ def shares_setup(name: str, started: BaseEnvironment) -> bool:
     return takes_setup(name) and (not isinstance(started, SupportsSharedSetup) or started.shares_setup)
 
 
+_passed: set[str] = set()
+"""The sandbox types that passed :func:`preflight` in this process; a failure is not remembered."""
+
+
+def has_passed(name: str) -> bool:
+    """Return whether sandboxes of this name passed their checks in this process."""
+    return name in _passed
+
+
 def preflight(config: EnvironmentConfig) -> None:
     """Check that a sandbox of this kind can start here: keys, optional packages, daemons. Starts nothing.
 
@@ -139,6 +148,7 @@ def preflight(config: EnvironmentConfig) -> None:
     _require_extra(label)
     if label == "docker":
         _require_compose()
+    _passed.add(label)
 
 
 def _label(config: EnvironmentConfig) -> str:

@@ -264,14 +264,15 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
                 raise SandboxStartError("the local sandbox's copy does not come up: its image was removed meanwhile")
         self._image = image
         ids = image.layers, image.user, image.high_ids
-        if ids not in _known_high_ids:
-            _known_high_ids[ids] = await asyncio.to_thread(_high_ids, image)
+        if (high_ids := _known_high_ids.get(ids)) is None:
+            high_ids = await asyncio.to_thread(_high_ids, image)
+            while len(_known_high_ids) >= _KEPT_IMAGES:
+                del _known_high_ids[next(iter(_known_high_ids))]
+            _known_high_ids[ids] = high_ids
         self._sandbox = SupervisedSandbox()
         directories = self._directories(image)
         memory = None if copied is None else copied.memory
-        await self._sandbox.start(
-            image.directories, self._limits(), directories, high_ids=_known_high_ids[ids], copied=memory
-        )
+        await self._sandbox.start(image.directories, self._limits(), directories, high_ids=high_ids, copied=memory)
         if copied is None:
             await self._upload_environment_dir_after_start()
             await self._start_services(image)
@@ -415,7 +416,8 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
 
 
 _known_high_ids: dict[tuple[tuple[str, ...], str, tuple[int, ...]], tuple[int, ...]] = {}
-"""Layers, USER and ids of an image's files → result of :func:`_high_ids`."""
+"""Layers, USER and ids of an image's files → result of :func:`_high_ids`, of the last :data:`_KEPT_IMAGES`."""
+_KEPT_IMAGES = 256
 
 
 def _high_ids(image: Image) -> tuple[int, ...]:
