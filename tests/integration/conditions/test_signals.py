@@ -31,8 +31,8 @@ runpy.run_path({entry!r}, run_name="__main__")
     ("module", "words"),
     [
         ("harbor_gym", ["--version"]),
-        ("numpy", ["--version"]),
-        ("gymnasium", ["--version"]),
+        ("harbor_gym.adapters.gymnasium.registration", ["--version"]),
+        ("asyncio", ["--version"]),
         ("typer", ["--version"]),
         ("harbor_gym.cli.main", ["--version"]),
         ("harbor_gym.cli.recipes.evaluate", ["eval", "--help"]),
@@ -45,7 +45,7 @@ def test_ctrl_c_while_it_is_importing_ends_it_without_a_traceback(module: str, w
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("module", ["numpy", "gymnasium", "typer", "harbor_gym.cli.main"])
+@pytest.mark.parametrize("module", ["asyncio", "typer", "harbor_gym.cli.main"])
 def test_ctrl_c_while_python_m_is_importing_ends_it_without_a_traceback(module: str, tmp_path: Path) -> None:
     # A module of this name is imported by the interpreter itself, before it reads its command line.
     code = INTERRUPTED.partition("sys.argv = ")[0].format(module=module)
