@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from harbor_gym._runtime.rootless import is_rootless
-from harbor_gym.sandboxes.local.network import closed_networks
+from harbor_gym.sandboxes.local.network import NAME_SERVER, closed_networks
+from tests.helpers.sandboxes.program import run_in_program
 
 pytestmark = pytest.mark.local
 
@@ -46,3 +47,46 @@ def test_metadata_addresses_are_always_closed() -> None:
         assert {"169.254.0.0/16", "168.63.129.16/32", "192.0.0.0/24"} <= closed
     assert {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"} <= set(closed_networks(has_private=False))
     assert "10.0.0.0/8" not in closed_networks(has_private=True)
+
+
+_LIST = """
+import ctypes, os, sys
+from kernel import packet_filter
+library = ctypes.CDLL("libnftables.so.1")
+library.nft_ctx_new.restype = ctypes.c_void_p
+library.nft_ctx_get_output_buffer.restype = ctypes.c_char_p
+name_server, *networks = sys.argv[1:]
+
+def listed(close):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNET)
+    context = ctypes.c_void_p(library.nft_ctx_new(0))  # not before, as it keeps the network namespace that it begins in
+    close(context)
+    library.nft_ctx_buffer_output(context)
+    library.nft_run_cmd_from_buffer(context, b"list ruleset")
+    print(library.nft_ctx_get_output_buffer(context).decode() + "---", flush=True)
+    os._exit(0)
+
+listed(lambda _: packet_filter.close_networks(networks, name_server))
+rules = packet_filter.RULES.format(closed=", ".join(networks), name_server=name_server)
+listed(lambda context: library.nft_run_cmd_from_buffer(context, rules.encode()))
+"""
+
+
+@pytest.mark.parametrize(
+    "networks", [closed_networks(has_private=False), closed_networks(has_private=True), ("10.0.0.0/9", "10.128.0.0/9")]
+)
+def test_the_kernel_gets_the_rules_as_from_libnftables(networks: tuple[str, ...]) -> None:
+    done = run_in_program(_LIST, NAME_SERVER, *networks)
+    assert done.returncode == 0, done.stderr
+    ours, theirs, _ = done.stdout.split("---\n")
+    assert "reject" in ours
+    assert ours == theirs
+
+
+def test_a_packet_filter_that_the_kernel_refuses_is_an_error() -> None:
+    code = "from kernel import packet_filter\npacket_filter.close_networks(['10.0.0.0/8'], '10.0.2.3')"
+    done = run_in_program(f"import os\nos.unshare(os.CLONE_NEWUSER)\n{code}")  # the machine's network namespace
+    assert "no packet filter for the network: Operation not permitted" in done.stderr

@@ -1,24 +1,23 @@
-"""The steps between entering a sandbox and executing a command there.
+"""The steps between a request and a command in a sandbox.
 
-Paths are opened and users are looked up here, after the process has entered the sandbox; no program of the sandbox is
-executed before the process has given up the rights that a sandbox may not have.
-
-As much as possible is done before the fork, as every page that a forked Python touches is copied.
+Programs and users are looked up in the sandbox's files. The static program does the rest (``kernel/steps.py``): no
+program of the sandbox is executed before the process has given up the rights that a sandbox may not have.
 """
 
 import contextlib
-import errno
 import os
 import resource
 import signal
 import stat
+import struct
 from typing import NamedTuple, NoReturn
 
 import accounts
 import files
-from kernel import cgroups, programs, system_calls
-from kernel.calls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, drop_privileges, prctl
+from kernel import cgroups, system_calls
+from kernel.calls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, drop_privileges
 from kernel.capabilities import RANKS
+from kernel.steps import Steps
 from messages import MAX_OPEN_FILES, OPEN_FILES, CommandSpec
 
 _MAX_ARGUMENT_BYTES = 128 << 10
@@ -32,32 +31,32 @@ class RequestError(Exception):
 
 
 class Command(NamedTuple):
-    """A request with its user resolved: all that a forked process needs to become it."""
+    """A request with its user and its program resolved: all that a process needs to become it."""
 
     spec: CommandSpec
     uid: int
     gid: int
     groups: tuple[int, ...]
     environment: dict[str, str]
-    first: int
-    """A descriptor of the static program."""
+    path: str
+    """The program, in the sandbox."""
+
+    argv: list[str]
+    script: int
+    """A descriptor that the program needs, to be closed by the owner; -1 for none."""
 
 
-def resolve(spec: CommandSpec, first: int) -> Command:
-    """Look up a request's user, unless the caller did. To be called in the sandbox's mount namespace.
-
-    Args:
-        spec: The request.
-        first: A descriptor of the static program.
+def resolve(spec: CommandSpec) -> Command:
+    """Look up a request's program, and its user, unless the caller did. To be called in the sandbox's mount namespace.
 
     Raises:
-        RequestError: There is no such user or group.
+        RequestError: There is no such program, user or group.
     """
     try:
         uid, gid, groups, home = spec.identity or accounts.identity(spec.user, accounts.read())
     except accounts.UnknownAccountError as exc:
         raise RequestError(str(exc)) from None
-    return Command(spec, uid, gid, groups, {"HOME": home, **spec.env}, first)
+    return Command(spec, uid, gid, groups, {"HOME": home, **spec.env}, *_program(spec))
 
 
 def become_plain() -> None:
@@ -68,59 +67,86 @@ def become_plain() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def bound_open_files() -> None:
-    """Limit the open files of this process and its descendants for good: root inside can't raise the limit."""
+def open_files() -> tuple[int, int]:
+    """Return the soft and the hard limit of open files in a sandbox: set for good, as root inside can't raise them."""
     hard = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
+    return min(OPEN_FILES, hard), hard
 
 
-def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
-    """Turn this process, root in all of the sandbox's namespaces, into the requested command."""
+def bound_open_files(steps: Steps) -> None:
+    """Set the limits of :func:`open_files`."""
+    _limit(steps, resource.RLIMIT_NOFILE, *open_files())
+
+
+def _limit(steps: Steps, kind: int, soft: int, hard: int) -> None:
+    steps.call("prlimit64", 0, kind, steps.data(struct.pack("2Q", soft, hard)), 0, what="limit")
+
+
+def steps_of(
+    command: Command,
+    report: int,
+    cgroup_fds: list[int],
+    *,
+    mount_namespace: int = -1,
+    user_namespace: int = -1,
+    dies_with_parent: bool = False,
+) -> Steps:
+    """Return what turns a process, root in the sandbox's PID namespace, into the command.
+
+    Args:
+        command: The command.
+        report: Gets a failure; the exit status is 126 then.
+        cgroup_fds: Descriptors of the sandbox's control groups.
+        mount_namespace: A descriptor of the one to enter; -1 if the process is there.
+        user_namespace: A pidfd of a process of the sandbox, whose user namespace it enters; -1 if it is there.
+        dies_with_parent: Whether it ends with its parent.
+
+    Raises:
+        ValueError: The command can't be executed as it is.
+    """
     spec = command.spec
+    namespaces = [(mount_namespace, os.CLONE_NEWNS), (user_namespace, os.CLONE_NEWUSER)]
+    entered = [(handle, kind) for handle, kind in namespaces if handle >= 0]
+    steps = Steps(report, [handle for handle, _ in entered] + cgroup_fds)
+    steps.close_on_execute()
+    if command.script >= 0:
+        steps.inherited.append(command.script)
+    cgroups.join_by(steps, cgroup_fds)
+    for handle, kind in entered:
+        steps.call("setns", handle, kind, what="enter the sandbox")
     # While it has the capability: setuid programs then keep working inside.
-    system_calls.install()
-    try:
-        drop_privileges(command.uid, command.gid, list(command.groups), RANKS[spec.rank])
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:
-            raise
-        ids = f"user id {command.uid} is none that this sandbox has, or one of its groups {command.groups}"
-        raise RequestError(ids) from None
+    system_calls.install(steps)
+    drop_privileges(steps, command.uid, command.gid, command.groups, RANKS[spec.rank])
     if dies_with_parent:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        steps.call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if spec.is_root:
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        steps.call("prctl", PR_SET_CHILD_SUBREAPER, 1)
     if spec.joins_outputs:
-        os.dup2(1, 2)
-    try:
-        os.chdir(spec.cwd)
-    except OSError as exc:
-        raise RequestError(f"working directory {spec.cwd!r} can't be entered: {exc.strerror}") from None
-    # Python ignores these two signals.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    bound_open_files()
+        steps.call("dup3", 1, 2, 0)
+    steps.call("chdir", spec.cwd, what=f"working directory {spec.cwd!r} can't be entered")
+    bound_open_files(steps)
     if limit := spec.data_limit_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        _limit(steps, resource.RLIMIT_DATA, limit, limit)
     if limit := spec.user_processes:
-        resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
-    path, arguments = _program(spec)
+        _limit(steps, resource.RLIMIT_NPROC, limit, limit)
     # By the static program: a file inside whose interpreter is /proc/self/exe finds that, and never the host's Python.
-    os.execve(command.first, [programs.NAME, path, *arguments], command.environment)
+    steps.execute(command.path, command.argv, command.environment)
+    return steps
 
 
-def _program(spec: CommandSpec) -> tuple[str, list[str]]:
-    """Return the path of the program to execute, found in the sandbox, and its arguments.
+def _program(spec: CommandSpec) -> tuple[str, list[str], int]:
+    """Return the path of the program to execute, found in the sandbox, its arguments, and a descriptor for it.
 
     Raises:
         RequestError: There is no such program.
     """
     if argv := spec.argv:
-        return _path_of(argv[0], spec.env.get("PATH", "")), list(argv)
+        return _path_of(argv[0], spec.env.get("PATH", "")), list(argv), -1
     if (found := files.find_program(files.SHELLS)) is None:
         raise RequestError(files.NO_SHELL)
     name, path = found
-    return path, [name, *_shell_arguments(spec.command)]
+    arguments, script = _shell_arguments(spec.command)
+    return path, [name, *arguments], script
 
 
 def _path_of(program: str, search_path: str) -> str:
@@ -133,39 +159,26 @@ def _path_of(program: str, search_path: str) -> str:
     raise RequestError(f"there is no program {program!r} in PATH ({search_path})")
 
 
-def _shell_arguments(command: str) -> list[str]:
+def _shell_arguments(command: str) -> tuple[list[str], int]:
     """Return ``-c COMMAND``, or a script in memory where the command is longer than one argument can be."""
     encoded = command.encode()
     if len(encoded) < _MAX_ARGUMENT_BYTES:
-        return ["-c", command]
-    script = os.memfd_create("command", 0)
+        return ["-c", command], -1
+    script = os.memfd_create("command", os.MFD_CLOEXEC)
     while encoded:
         encoded = encoded[os.write(script, encoded) :]
     os.lseek(script, 0, os.SEEK_SET)
-    return [f"/proc/self/fd/{script}"]
+    return [f"/proc/self/fd/{script}"], script
 
 
-def run_child(
-    command: Command, report: int, cgroup_fds: list[int], *, user_namespace: int = -1, stdio: list[int] | None = None
-) -> NoReturn:
-    """Turn a process just forked in the sandbox's namespaces into the command.
-
-    With ``user_namespace``, the pidfd of a process of the sandbox, it enters that process's user namespace. With
-    ``stdio`` it gets a session of its own; without, it ends with its parent. A failure is written to ``report``, and
-    the exit status is 126.
-    """
+def run_child(steps: Steps, first: int, stdio: list[int] | None = None) -> NoReturn:
+    """Turn a forked process into the static program, which makes the calls; with ``stdio`` in a session of its own."""
     try:
         if stdio:
             os.setsid()
             for target, handle in enumerate(stdio):
                 os.dup2(handle, target)
-        cgroups.join(cgroup_fds)
-        if user_namespace >= 0:
-            os.setns(user_namespace, os.CLONE_NEWUSER)
-        _become(command, dies_with_parent=not stdio)
-    except BaseException as exc:  # a forked child must never return into its parent's code
-        with contextlib.suppress(OSError):
-            os.write(report, str(exc).encode("utf-8", "replace")[:2000])
+        steps.become(first)
     finally:
         os._exit(REFUSED)
 

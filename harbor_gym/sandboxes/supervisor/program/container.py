@@ -9,11 +9,12 @@ Source: user_namespaces(7), pid_namespaces(7), the kernel's filesystems/overlayf
 import contextlib
 import errno
 import os
+import resource
 import signal
 from typing import Any, NoReturn
 
 import files
-from child import become_plain, bound_open_files
+from child import become_plain, open_files
 from kernel import packet_filter, programs
 from kernel.calls import (
     MS_NODEV,
@@ -216,5 +217,5 @@ def _become_runtime(config: ContainerConfig) -> NoReturn:
     with open("runtime.conf", "w", encoding="utf-8") as text:  # noqa: PTH123  # as above
         text.write(config.runtime_config)
     become_plain()
-    bound_open_files()
+    resource.setrlimit(resource.RLIMIT_NOFILE, open_files())
     os.execve(config.runtime[0], config.runtime, {**os.environ, **config.runtime_environment})

@@ -6,11 +6,12 @@ import signal
 import sys
 from typing import Any
 
-from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child
+from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of
 from kernel import cgroups, programs, system_calls
 from kernel.calls import MemoryKills, become_root, harden_self
-from kernel.ids import UnknownIdError, outside_of
+from kernel.ids import outside_of
 from kernel.procfs import start_time
+from kernel.steps import failure
 from messages import CommandSpec, Target, parse
 
 
@@ -47,21 +48,22 @@ def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
     if view_namespace >= 0:
         os.setns(view_namespace, os.CLONE_NEWNS)
         os.close(view_namespace)
+    report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        command = resolve(spec, first)
+        command = resolve(spec)
         owner = [outside_of(target.ids, number) for number in (command.uid, command.gid)]
-    except (RequestError, UnknownIdError) as exc:
+        steps = steps_of(command, report_write, cgroup_fds, user_namespace=user_namespace, dies_with_parent=True)
+    except (RequestError, ValueError) as exc:
         print(f"harbor_gym: {exc}", file=sys.stderr)  # noqa: T201  # a script's own stderr
         return REFUSED
     give_pipes([0, 1, 2], *owner)
-    report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     pid = os.fork()
     if pid == 0:
-        run_child(command, report_write, cgroup_fds, user_namespace=user_namespace)
+        run_child(steps, first)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: os.kill(pid, received))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(BlockingIOError):
-        if error := os.read(report_read, 4096):
-            print(f"harbor_gym: {error.decode()}", file=sys.stderr)  # noqa: T201  # a script's own stderr
+        if error := failure(os.read(report_read, 4096)):
+            print(f"harbor_gym: {error}", file=sys.stderr)  # noqa: T201  # a script's own stderr
     return code if code >= 0 else 128 - code

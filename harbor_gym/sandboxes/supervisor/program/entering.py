@@ -39,6 +39,7 @@ from kernel.calls import (
 )
 from kernel.ids import Ids
 from kernel.procfs import start_time
+from kernel.steps import Steps
 from messages import FIRST, ContainerSite, Target
 from namespaces import HIDDEN_PROC, MAX_TERMINALS, OF_INIT, READ_ONLY_PROC, Layers, close_reserve, open_reserve
 
@@ -67,9 +68,10 @@ def _cover() -> None:
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     covers = [(f"/proc/{name}", f"/proc/{name}") for name in (*READ_ONLY_PROC, *OF_INIT)]
     covers += [("/dev/null", f"/proc/{name}") for name in HIDDEN_PROC]
+    steps = Steps()
     for source, target in covers:
-        if os.path.exists(target):  # noqa: PTH110  # as above
-            bind_read_only(source, target, flags)
+        bind_read_only(steps, source, target, flags, if_there=True)
+    steps.perform()
     mount("tmpfs", "/sys", "tmpfs", flags, "mode=0555,size=4k,nr_inodes=4")
     mount("none", "/sys", None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
     mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_NODEV)  # setuid programs of the image work

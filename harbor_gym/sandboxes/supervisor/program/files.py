@@ -1,9 +1,11 @@
 """The files that the supervisor makes in a sandbox, in the sandbox's mount namespace."""
 
 import contextlib
+import errno
 import os
 
 from grading import removal
+from kernel.steps import ANY, AT_FDCWD, KEPT, Steps
 
 PROGRAM_PATHS = ("/bin", "/usr/bin", "/usr/local/bin")
 SHELLS = ("bash", "sh")
@@ -27,6 +29,27 @@ def make_directories(modes: dict[str, int | None], *, replacing: bool = False) -
         os.makedirs(path, exist_ok=True)  # noqa: PTH103  # pathlib would cost 20 ms of imports at every start
         if mode is not None:
             os.chmod(path, mode)  # noqa: PTH101  # as above
+
+
+def make_directories_by(steps: Steps, modes: dict[str, int | None]) -> None:
+    """Do :func:`make_directories` by steps, without replacing."""
+    for path, mode in modes.items():
+        make_directory_by(steps, path)
+        steps.call(
+            "openat", AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, keeps=True, what=f"directory {path}"
+        )
+        steps.call("close", KEPT)
+        if mode is not None:
+            steps.call("fchmodat", AT_FDCWD, path, mode, what=f"directory {path}")
+
+
+def make_directory_by(steps: Steps, path: str) -> None:
+    """Make what is missing of a path."""
+    names = path.split("/")
+    for depth in range(1, len(names) + 1):
+        if names[depth - 1]:
+            above = "/".join(names[:depth])
+            steps.call("mkdirat", AT_FDCWD, above, 0o777, tolerates=errno.EEXIST, what=f"directory {above}")
 
 
 def name_server(address: str, owner: int = 0) -> None:
@@ -84,11 +107,18 @@ def require_shell() -> None:
         raise FileNotFoundError(NO_SHELL)
 
 
+def require_shell_by(steps: Steps) -> None:
+    """Do the same by steps."""
+    paths = [path for _, path in _paths(SHELLS)]
+    for number, path in enumerate(paths):
+        steps.call("faccessat", AT_FDCWD, path, os.F_OK, tolerates=ANY, skips_after_success=len(paths) - number)
+    steps.refuse(NO_SHELL)
+
+
+def _paths(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(name, f"{directory}/{name}") for name in names for directory in PROGRAM_PATHS]
+
+
 def find_program(names: tuple[str, ...]) -> tuple[str, str] | None:
     """Return the name and the path of the first program that exists; None if none does."""
-    for name in names:
-        for directory in PROGRAM_PATHS:
-            path = f"{directory}/{name}"
-            if os.access(path, os.F_OK):
-                return name, path
-    return None
+    return next(((name, path) for name, path in _paths(names) if os.access(path, os.F_OK)), None)

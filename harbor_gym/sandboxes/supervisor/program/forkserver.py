@@ -19,7 +19,6 @@ import control_socket
 import serving
 import transfers
 from child import become_plain
-from kernel import packet_filter
 from kernel.calls import PR_SET_CHILD_SUBREAPER, prctl
 
 _REQUEST_BYTES = 1 << 17
@@ -44,8 +43,6 @@ def run(requests_fd: int, caller: int) -> int:
     for handle in (requests_fd, parent, wake_read):
         poll.register(handle, select.POLLIN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    with contextlib.suppress(OSError):  # a sandbox that needs it reports that
-        packet_filter.load()
     is_warm = False
     forked: set[int] = set()
     while True:

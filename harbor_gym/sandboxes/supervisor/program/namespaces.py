@@ -2,7 +2,8 @@
 
 Three processes take part. The supervisor mounts the files. The *builder*, its child, makes the network namespace while
 it is still the supervisor's user, then the user namespace and the others. Its child, already PID 1 of the sandbox,
-mounts /dev, /proc and /sys, changes the root, and becomes the static init.
+mounts /dev, /proc and /sys, changes the root, and becomes the static init. Both are the static program, which makes
+calls that the supervisor has listed.
 
 The network namespace belongs to the supervisor's user namespace: root inside can't touch its rules or devices.
 
@@ -12,9 +13,8 @@ Source: namespaces(7), user_namespaces(7), the kernel's filesystems/overlayfs.rs
 import contextlib
 import os
 import signal
-import stat
 import struct
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import files
 from child import bound_open_files
@@ -29,17 +29,18 @@ from kernel.calls import (
     MS_RDONLY,
     MS_REC,
     MS_REMOUNT,
-    become_keeping_capabilities,
-    become_root,
+    become_user,
     bind_read_only,
     bind_shifted,
     bound_capabilities,
+    leave_user,
     mount,
+    mount_by,
     pivot_root,
-    set_host_name,
     write_file,
 )
 from kernel.ids import Ids
+from kernel.steps import AT_EMPTY_PATH, AT_FDCWD, KEPT, Steps, failure
 from messages import SupervisorConfig
 
 READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
@@ -73,7 +74,10 @@ _FULL_BYTES, _FULL_FILES = 1 << 20, 1 << 6
 _NET_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 2147483647"}
 """Lets root inside bind port 80, although it has no rights in its network namespace."""
 _OWN = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWPID | os.CLONE_NEWCGROUP
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HOST_NAME = "sandbox"
 _REPORT_BYTES = 2000
+_LONG = struct.Struct("l")
 _UP = b"up"
 
 
@@ -230,15 +234,17 @@ class NamespaceBuild:
         self._builder = 0
 
     def begin(self) -> tuple[int, int]:
-        """Fork the builder; return descriptors of the network and the user namespace that it has made.
+        """Start the builder; return descriptors of the network and the user namespace that it has made.
 
         Raises:
             NamespaceBuildError: The kernel refuses.
         """
-        self._builder = os.fork()
-        if self._builder == 0:
-            self._make_namespaces()
-        for handle in (self._to_supervisor, self._from_supervisor, self._report, self._stdin, self._stdout):
+        own = [self._to_supervisor, self._from_supervisor, self._stdin, self._stdout]
+        steps = Steps(self._report, [*own, self._first, *self._cgroup_fds])
+        self._make_namespaces(steps)
+        self._become_init(steps)
+        self._builder = steps.spawn(self._first)
+        for handle in (*own, self._report):
             os.close(handle)
         if not os.read(self._from_builder, 1):
             raise self._failure()
@@ -258,13 +264,13 @@ class NamespaceBuild:
             NamespaceBuildError: The kernel refuses, or a directory can't be made.
         """
         os.write(self._to_builder, b"g")
-        answer = os.read(self._from_builder, 4)
-        if len(answer) < 4 or os.read(self._up, len(_UP)) != _UP:  # a process id
+        answer = os.read(self._from_builder, _LONG.size)  # a process id
+        if len(answer) < _LONG.size or os.read(self._up, len(_UP)) != _UP:
             raise self._failure()
         os.waitpid(self._builder, 0)
         for handle in (self._from_builder, self._to_builder, self._log, self._up):
             os.close(handle)
-        return struct.unpack("i", answer)[0]
+        return _LONG.unpack(answer)[0]
 
     def kill(self) -> None:
         """End an unfinished build."""
@@ -273,117 +279,96 @@ class NamespaceBuild:
                 os.kill(self._builder, signal.SIGKILL)
 
     def _failure(self) -> NamespaceBuildError:
-        output = os.read(self._log, _REPORT_BYTES).decode("utf-8", "replace").strip()
+        output = failure(os.read(self._log, _REPORT_BYTES))
         return NamespaceBuildError(output or "a process that builds the sandbox ended without a reason")
 
-    # --- in the builder -------------------------------------------------------------------------------------------
-
-    def _make_namespaces(self) -> NoReturn:
-        try:
-            for handle in (self._from_builder, self._to_builder, self._log, self.keep_alive, self._up):
-                os.close(handle)
-            self._make_network()
-            if self._ids.is_shifted:
-                # The kernel charges its counts by user to the user that makes the namespace.
-                become_keeping_capabilities(self._ids.outside(0), self._ids.outside(0))
-            os.unshare(os.CLONE_NEWUSER)
-            os.write(self._to_supervisor, b"u")
-            if not os.read(self._from_supervisor, 1):
-                os._exit(1)
-            self._become_root_inside()
-            os.unshare(_OWN)
-            set_host_name("sandbox")
-            pid = os.fork()
-            if pid == 0:
-                self._become_init()
-            os.write(self._to_supervisor, struct.pack("i", pid))
-            os._exit(0)
-        except BaseException as exc:  # a forked child must never return into its parent's code
-            self._fail(exc)
-
-    def _make_network(self) -> None:
-        os.unshare(os.CLONE_NEWNET)
-        packet_filter.raise_loopback()
-        for name, value in _NET_SETTINGS.items():
-            with contextlib.suppress(OSError):  # no group 2147483647 in an ordinary user's namespace
-                write_file(f"/proc/sys/net/ipv4/{name}", value)
-        if self._config.may_have_network:
-            packet_filter.close_networks(self._config.closed_networks, self._config.name_server)
-
-    def _become_root_inside(self) -> None:
-        os.setgroups([])
-        become_root()
-        cgroups.join(self._cgroup_fds)
+    def _make_namespaces(self, steps: Steps) -> None:
+        steps.close_on_execute()
+        steps.call("unshare", os.CLONE_NEWNET, what="make a network namespace")
+        if self._ids.is_shifted:
+            # The kernel charges its counts by user to the user that makes the namespace.
+            leave_user(steps, self._ids.outside(0), self._ids.outside(0))
+        steps.call("unshare", os.CLONE_NEWUSER, what="make a user namespace")
+        steps.call("write", self._to_supervisor, "u", 1)
+        steps.call("read", self._from_supervisor, steps.room(1), 1, least=1, what="its supervisor ended")
+        become_user(steps, 0, 0, ())
+        cgroups.join_by(steps, self._cgroup_fds)
         for name, value in self._ids.limits().items():
-            write_file(f"/proc/sys/user/{name}", str(value))
+            steps.write_file(f"/proc/sys/user/{name}", str(value))
+        steps.call("unshare", _OWN, what="make namespaces")
+        steps.call("sethostname", _HOST_NAME, len(_HOST_NAME))
+        steps.fork(self._to_supervisor)
 
-    def _become_init(self) -> NoReturn:
-        try:
-            mount("root", "root", None, MS_BIND)  # a mount made outside can't be moved
-            dress("root", self._cgroup_mounts)
-            pivot_root("root")
-            if not self._config.is_copy:  # else all of this is there, as far as the policy left it
-                files.make_directories(self._config.directories)
-                files.require_shell()
-                if self._config.has_network:
-                    files.name_server(self._config.name_server)
-            os.setsid()
-            # One capability more than any command has: no process inside may inspect it or write its memory.
-            bound_capabilities(CAP_SYS_PTRACE)
-            for target, handle in enumerate((self._stdin, self._stdout, self._report)):
-                os.dup2(handle, target)
-            bound_open_files()
-            os.execve(self._first, ["init"], {})
-        except BaseException as exc:  # as above
-            self._fail(exc)
-
-    def _fail(self, problem: BaseException) -> NoReturn:
-        with contextlib.suppress(OSError):
-            os.write(self._report, str(problem).encode("utf-8", "replace")[:_REPORT_BYTES])
-        os._exit(1)
+    def _become_init(self, steps: Steps) -> None:
+        mount_by(steps, "root", "root", None, MS_BIND)  # a mount made outside can't be moved
+        dress(steps, "root", self._cgroup_mounts)
+        pivot_root(steps, "root")
+        if not self._config.is_copy:  # else all of this is there, as far as the policy left it
+            files.make_directories_by(steps, self._config.directories)
+            files.require_shell_by(steps)
+        steps.call("setsid")
+        # One capability more than any command has: no process inside may inspect it or write its memory.
+        bound_capabilities(steps, CAP_SYS_PTRACE)
+        for target, handle in enumerate((self._stdin, self._stdout, self._report)):
+            steps.call("dup3", handle, target, 0)
+        bound_open_files(steps)
+        steps.call("execveat", self._first, "", steps.pointers([steps.text("init")]), steps.pointers([]), AT_EMPTY_PATH)
 
 
-def dress(root: str, cgroup_mounts: list[tuple[str, str]]) -> None:
-    """Mount /dev, /proc and /sys on a root directory, from inside the sandbox's namespaces but with the old root.
+def open_network(config: SupervisorConfig) -> None:
+    """Switch on the loopback device of this process's network namespace, and set its packet filter.
 
     Raises:
-        NamespaceBuildError: One of these paths in the image is not a directory.
+        OSError: The kernel refuses.
     """
+    packet_filter.raise_loopback()
+    for name, value in _NET_SETTINGS.items():
+        with contextlib.suppress(OSError):  # no group 2147483647 in an ordinary user's namespace
+            write_file(f"/proc/sys/net/ipv4/{name}", value)
+    if config.may_have_network:
+        packet_filter.close_networks(config.closed_networks, config.name_server)
+
+
+def dress(steps: Steps, root: str, cgroup_mounts: list[tuple[str, str]]) -> None:
+    """Mount /dev, /proc and /sys on a root directory, from inside the sandbox's namespaces but with the old root."""
     for name in ("dev", "proc", "sys"):
-        if not stat.S_ISDIR(os.lstat(f"{root}/{name}").st_mode):
-            raise NamespaceBuildError(f"the image's /{name} is not a directory")
-    _mount_devices(f"{root}/dev")
-    mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        what = f"the image's /{name} is not a directory"
+        steps.call("openat", AT_FDCWD, f"{root}/{name}", _DIRECTORY, keeps=True, what=what)
+        steps.call("close", KEPT)
+    _mount_devices(steps, f"{root}/dev")
+    mount_by(steps, "proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     covers = [(f"{root}/proc/{name}", f"{root}/proc/{name}") for name in (*READ_ONLY_PROC, *OF_INIT)]
     covers += [("/dev/null", f"{root}/proc/{name}") for name in HIDDEN_PROC]
     for source, target in covers:
-        if os.path.exists(target):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
-            bind_read_only(source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    mount("tmpfs", f"{root}/sys", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=16")
+        bind_read_only(steps, source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC, if_there=True)
+    sys_options = "mode=0755,size=64k,nr_inodes=16"
+    mount_by(steps, "tmpfs", f"{root}/sys", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, sys_options)
     for source, target in cgroup_mounts:
-        os.makedirs(f"{root}{target}")  # noqa: PTH103  # as above
-        bind_read_only(source, f"{root}{target}", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    _close(f"{root}/sys")
+        files.make_directory_by(steps, f"{root}{target}")
+        bind_read_only(steps, source, f"{root}{target}", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _close(steps, f"{root}/sys")
 
 
-def _mount_devices(directory: str) -> None:
-    mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=64")
+def _mount_devices(steps: Steps, directory: str) -> None:
+    mount_by(steps, "tmpfs", directory, "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=64")
     for name in _DEVICES:
-        os.close(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        path = f"{directory}/{name}"
+        steps.call("openat", AT_FDCWD, path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644, keeps=True, what=path)
+        steps.call("close", KEPT)
         # The device stays writable; its owner and mode are the machine's.
-        bind_read_only(f"/dev/{name}", f"{directory}/{name}", MS_NOSUID | MS_NOEXEC)
+        bind_read_only(steps, f"/dev/{name}", path, MS_NOSUID | MS_NOEXEC)
     for name in ("pts", "shm"):
-        os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # as above
+        steps.call("mkdirat", AT_FDCWD, f"{directory}/{name}", 0o755)
     terminals = f"newinstance,ptmxmode=0666,mode=0620,gid={_TTY_GROUP},max={MAX_TERMINALS}"
-    mount("devpts", f"{directory}/pts", "devpts", MS_NOSUID | MS_NOEXEC, terminals)
-    mount("shm", f"{directory}/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SHM_BYTES}")
+    mount_by(steps, "devpts", f"{directory}/pts", "devpts", MS_NOSUID | MS_NOEXEC, terminals)
+    mount_by(steps, "shm", f"{directory}/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SHM_BYTES}")
     for name, target in _DEVICE_LINKS.items():
-        os.symlink(target, f"{directory}/{name}")  # noqa: PTH211  # as above
-    _close(directory)
+        steps.call("symlinkat", target, AT_FDCWD, f"{directory}/{name}")
+    _close(steps, directory)
 
 
-def _close(directory: str) -> None:
-    mount("none", directory, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC)
+def _close(steps: Steps, directory: str) -> None:
+    mount_by(steps, "none", directory, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC)
 
 
 def files_bytes() -> int:

@@ -27,11 +27,11 @@ import checkpoint
 import control_socket
 import files
 import namespaces
-from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child
+from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of
 from children import Children
 from grading import cleanup, merging, view
 from grading.view import FilesOfView, View, ViewError
-from kernel import cgroups, programs, system_calls
+from kernel import cgroups, packet_filter, programs, system_calls
 from kernel.calls import (
     PR_SET_CHILD_SUBREAPER,
     MemoryKills,
@@ -42,8 +42,9 @@ from kernel.calls import (
     return_free_memory,
     use_own_files,
 )
-from kernel.ids import Ids, UnknownIdError
+from kernel.ids import Ids
 from kernel.procfs import is_exiting, start_time
+from kernel.steps import failure
 from messages import NAMESPACES, CommandSpec, MessageError, SupervisorConfig, parse
 from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
@@ -105,6 +106,8 @@ class _Supervisor:
         self.network_namespace, user_namespace = self.namespace_build.begin()
         if self.config.has_network:
             self.network.begin(self.network_namespace)
+        os.setns(self.network_namespace, os.CLONE_NEWNET)
+        namespaces.open_network(self.config)
         namespaces.mount_root(self.config, self.ids, user_namespace)
         os.close(user_namespace)
         self.init = self.namespace_build.finish()
@@ -117,6 +120,8 @@ class _Supervisor:
         self.place = os.open(".", os.O_RDONLY)
         os.setns(self.init_pidfd, NAMESPACES)
         if self.config.has_network:
+            if not self.config.is_copy:
+                self.write_name_server()
             self.network.wait()
         return_free_memory()
         self.reply(ready=True, init=self.init, start_time=start_time(self.init), ids=self.ids.extents)
@@ -303,13 +308,25 @@ class _Supervisor:
         pid, error = 0, ""
         try:
             spec = parse(CommandSpec, control_socket.read_spec(spec_handle))
-            with self.entered():
-                command = resolve(spec, self.first)
-                give_pipes(stdio, self.ids.outside(command.uid), self.ids.outside(command.gid))
+            with self.entered() as namespace:
+                command = resolve(spec)
+            handles += [command.script] if command.script >= 0 else []
+            give_pipes(stdio, self.ids.outside(command.uid), self.ids.outside(command.gid))
+            steps = steps_of(
+                command,
+                report_write,
+                self.cgroup_fds,
+                mount_namespace=namespace,
+                user_namespace=self.init_pidfd,
+            )
+            if self.ids.is_shifted:
+                pid = steps.spawn(self.first, stdio)
+            else:
+                # By a fork: a process of the sandbox may stop the child, but not what waits for its start.
                 pid = os.fork()
                 if pid == 0:
-                    run_child(command, report_write, self.cgroup_fds, user_namespace=self.init_pidfd, stdio=stdio)
-        except (RequestError, MessageError, UnknownIdError) as exc:
+                    run_child(steps, self.first, stdio)
+        except (RequestError, ValueError) as exc:
             error = str(exc)
         except OSError:
             if not self.is_ending():
@@ -325,11 +342,12 @@ class _Supervisor:
             self.reply(id=request, return_code=REFUSED, error=error)
 
     @contextlib.contextmanager
-    def entered(self) -> Generator[None]:
-        """See the sandbox's files as its commands do, inside a block."""
-        os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
+    def entered(self) -> Generator[int]:
+        """See the sandbox's files as its commands do, inside a block; yields the mount namespace."""
+        namespace = self.mount_namespace if self.view is None else self.view.namespace
+        os.setns(namespace, os.CLONE_NEWNS)
         try:
-            yield
+            yield namespace
         finally:
             os.setns(self.home, os.CLONE_NEWNS)
             os.fchdir(self.place)
@@ -342,11 +360,14 @@ class _Supervisor:
             elif not self.network.is_open:
                 self.network.begin(self.network_namespace)
                 self.network.wait()
-                with self.entered():
-                    files.name_server(self.config.name_server, self.ids.outside(0))
+                self.write_name_server()
         except OSError as exc:
             error = str(exc)
         self.reply(id=request, return_code=0, error=error)
+
+    def write_name_server(self) -> None:
+        with self.entered():
+            files.name_server(self.config.name_server, self.ids.outside(0))
 
     def kill(self, request: int) -> None:
         self.children.kill(request)
@@ -385,7 +406,7 @@ class _Supervisor:
                 error = os.read(report, 4096)
             os.close(report)
             code = os.waitstatus_to_exitcode(status)
-            finished.append({"id": request, "return_code": code if code >= 0 else 128 - code, "error": error.decode()})
+            finished.append({"id": request, "return_code": code if code >= 0 else 128 - code, "error": failure(error)})
         if any(message["return_code"] == _KILLED for message in finished) and self.is_ending():
             return
         for message in finished:
@@ -428,6 +449,7 @@ def warm_up(data: object) -> None:
             system_calls.prepare(config.filters)
             os.close(programs.open_first())
             has_capability(0)
+            packet_filter.messages(config.closed_networks, config.name_server)
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # as a forkserver is
             json.loads(json.dumps(data))
             start_time(os.getpid())

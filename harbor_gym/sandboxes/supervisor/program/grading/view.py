@@ -18,8 +18,20 @@ from typing import Any, NamedTuple, NoReturn
 import files
 import namespaces
 from grading import merging, removal
-from kernel.calls import MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_REMOUNT, become_root, mount, pivot_root, unmount
+from kernel.calls import (
+    MS_BIND,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_REC,
+    MS_REMOUNT,
+    become_root,
+    mount,
+    mount_by,
+    pivot_root,
+    unmount,
+)
 from kernel.ids import Ids
+from kernel.steps import Steps
 
 _DIRECTORY = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -172,9 +184,11 @@ class View:
             os.unshare(os.CLONE_NEWNS)
             own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             root = f"{self._place}/root"
-            mount(root, root, None, MS_BIND | MS_REC)
-            namespaces.dress(root, self._cgroup_mounts)
-            pivot_root(root)
+            steps = Steps()
+            mount_by(steps, root, root, None, MS_BIND | MS_REC)
+            namespaces.dress(steps, root, self._cgroup_mounts)
+            pivot_root(steps, root)
+            steps.perform()
             files.make_directories(self._files.directories, replacing=True)
             if has_network:
                 # It may be a carried file, which is the sandbox's own then.

@@ -4,15 +4,18 @@ Source: capabilities(7), prctl(2), mount(2), mount_setattr(2), pivot_root(2), pi
 """
 
 import ctypes
+import errno
 import os
 import struct
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from kernel.capabilities import KEPT_CAPABILITIES
+from kernel.steps import Steps
 
 CAP_SYS_PTRACE, CAP_SYS_RESOURCE = 19, 24
+_CAP_SYS_ADMIN = 21
 
 _LAST_CAPABILITY = 63
 _OF_FILES = 0b11111
@@ -29,7 +32,6 @@ _MNT_DETACH = 2
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
 _ATTR_RDONLY, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x4, 0x100000
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 """The same numbers on every architecture since Linux 5.1."""
 _FSOPEN_CLOEXEC, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSMOUNT_CLOEXEC = 1, 1, 6, 1
@@ -60,11 +62,6 @@ def prctl(option: int, argument: int) -> None:
     _checked(_libc.prctl(option, argument, 0, 0, 0), f"prctl {option}")
 
 
-def prctl_pointer(option: int, argument: int, pointer: Any) -> None:
-    """Call prctl(2) with a number and a pointer."""
-    _checked(_libc.prctl(option, argument, pointer, 0, 0), f"prctl {option}")
-
-
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     """Call mount(2)."""
     encoded = [None if value is None else value.encode() for value in (source, target, kind, options)]
@@ -72,10 +69,26 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
     _checked(result, f"mount {kind or 'bind'} on {target}")
 
 
-def bind_read_only(source: str, target: str, flags: int) -> None:
-    """Bind a file or directory on another, read-only; ``flags`` are further ones of mount(2)."""
-    mount(source, target, None, MS_BIND)
-    mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+def mount_by(steps: Steps, source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """Do the same by steps."""
+    steps.call("mount", source, target, kind or 0, flags, options or 0, what=f"mount {kind or 'bind'} on {target}")
+
+
+def bind_read_only(steps: Steps, source: str, target: str, flags: int, *, if_there: bool = False) -> None:
+    """Bind a file or directory on another, read-only.
+
+    Args:
+        steps: Where to add the calls.
+        source: The file or directory.
+        target: The other.
+        flags: Further ones of mount(2).
+        if_there: Go on if one is missing.
+    """
+    missing = errno.ENOENT if if_there else 0
+    steps.call(
+        "mount", source, target, 0, MS_BIND, 0, what=f"mount bind on {target}", tolerates=missing, skips_after_error=1
+    )
+    mount_by(steps, "none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
 
 
 def bind_shifted(source: str, target: str, user_namespace: int) -> None:
@@ -123,22 +136,17 @@ def _nameless_mount(kind: str, **options: str) -> int:
         os.close(system)
 
 
-def pivot_root(directory: str) -> None:
-    """Make a mount point this mount namespace's root, so that no file outside of it can be reached."""
-    os.chdir(directory)
-    _call(_PIVOT_ROOT[os.uname().machine], "pivot_root", b".", b".")
-    unmount(".")
-    os.chdir("/")
+def pivot_root(steps: Steps, directory: str) -> None:
+    """Make a mount point the mount namespace's root, so that no file outside of it can be reached."""
+    steps.call("chdir", directory)
+    steps.call("pivot_root", ".", ".")
+    steps.call("umount2", ".", _MNT_DETACH)
+    steps.call("chdir", "/")
 
 
 def unmount(directory: str) -> None:
     """Unmount a directory: it is hidden at once, and released when no process uses it any more."""
     _checked(_libc.umount2(directory.encode(), _MNT_DETACH), f"unmount {directory}")
-
-
-def set_host_name(name: str) -> None:
-    """Call sethostname(2)."""
-    _checked(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def _capability_data() -> tuple[Any, Any]:
@@ -243,39 +251,64 @@ class MemoryKills:
         os.close(self._handle)
 
 
-def bound_capabilities(*also_kept: int) -> None:
+def bound_capabilities(steps: Steps, *also_kept: int) -> None:
     """Give up the capabilities that a sandbox may not have for good; no setuid program restores them."""
     for capability in _DROPPED_CAPABILITIES:
         if capability not in also_kept:
-            prctl(_PR_CAPBSET_DROP, capability)
+            steps.call("prctl", _PR_CAPBSET_DROP, capability)
 
 
-def drop_privileges(uid: int, gid: int, groups: list[int], rank: Collection[int] = ()) -> None:
+def drop_privileges(steps: Steps, uid: int, gid: int, groups: Sequence[int], rank: Collection[int] = ()) -> None:
     """Become the user, with at most the capabilities of a sandbox and those of a rank, for good.
 
     Root gets a rank's capabilities at the next execve, from the bounding set. Other users must keep theirs over it:
     otherwise root of a lower rank could become such a user and access its processes.
     """
-    bound_capabilities(*rank)
-    os.setgroups(groups)
-    os.setresgid(gid, gid, gid)
-    takes_along = rank and uid != 0
-    if takes_along:
-        prctl(PR_SET_KEEPCAPS, 1)  # until execve
-    os.setresuid(uid, uid, uid)
-    if takes_along:
-        _hold_over_execve(rank)
-    not_dumpable()
+    bound_capabilities(steps, *rank)
+    what = f"user id {uid} or one of its groups {groups} is none that this sandbox has"
+    become_user(steps, uid, gid, groups, what=what, holds=rank if uid else ())
 
 
-def _hold_over_execve(capabilities: Collection[int]) -> None:
-    header, data = _capability_data()
-    for word in range(2):
-        mask = sum(1 << number % 32 for number in capabilities if number // 32 == word)
-        data[3 * word] = data[3 * word + 1] = data[3 * word + 2] = mask
-    _checked(_libc.capset(header, data), "capset")
-    for number in capabilities:
-        _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number, 0, 0), "keep an ambient capability")
+def leave_user(steps: Steps, uid: int, gid: int) -> None:
+    """Turn root into a user who may still make namespaces."""
+    steps.call("prctl", PR_SET_KEEPCAPS, 1)
+    steps.call("setgroups", 0, 0)
+    steps.call("setresgid", gid, gid, gid)
+    steps.call("setresuid", uid, uid, uid)
+    _set_capabilities(steps, (_CAP_SYS_ADMIN,), (_CAP_SYS_ADMIN,), ())
+
+
+def _set_capabilities(
+    steps: Steps, effective: Collection[int], permitted: Collection[int], inheritable: Collection[int]
+) -> None:
+    masks = [sum(1 << number for number in numbers) for numbers in (effective, permitted, inheritable)]
+    data = struct.pack("6I", *(mask >> shift & 0xFFFFFFFF for shift in (0, 32) for mask in masks))
+    steps.call("capset", steps.data(struct.pack("Ii", _CAPABILITY_VERSION_3, 0)), steps.data(data))
+
+
+def become_user(
+    steps: Steps, uid: int, gid: int, groups: Sequence[int], *, what: str = "", holds: Collection[int] = ()
+) -> None:
+    """Become a user, and stay unreadable for its processes.
+
+    Args:
+        steps: Where to add the calls.
+        uid: The user.
+        gid: The group.
+        groups: All groups.
+        what: What fails if there is no such user, for people.
+        holds: The capabilities to keep, also over the next execve.
+    """
+    steps.call("setgroups", len(groups), steps.data(struct.pack(f"{len(groups)}I", *groups)), what=what)
+    steps.call("setresgid", gid, gid, gid, what=what)
+    if holds:
+        steps.call("prctl", PR_SET_KEEPCAPS, 1)  # until execve
+    steps.call("setresuid", uid, uid, uid, what=what)
+    if holds:
+        _set_capabilities(steps, holds, holds, holds)
+        for number in holds:
+            steps.call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number)
+    steps.call("prctl", _PR_SET_DUMPABLE, 0)
 
 
 def write_file(path: str, content: str) -> None:

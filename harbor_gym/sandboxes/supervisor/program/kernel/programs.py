@@ -12,7 +12,7 @@ _F_SEAL_EXEC = 0x20
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MODE = 0o711
 """Not readable for a sandbox's root that is not the owner: the kernel then protects the process's memory."""
-NAME = "launch"
+_NAME = "launch"
 
 
 def open_first() -> int:
@@ -26,11 +26,11 @@ def open_first() -> int:
         raise OSError(errno.ENOSYS, f"local sandboxes run on {' and '.join(PROGRAMS)}, not on {machine}")
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        handle = os.memfd_create(NAME, flags | _MFD_EXEC)
+        handle = os.memfd_create(_NAME, flags | _MFD_EXEC)
     except OSError as exc:
         if exc.errno != errno.EINVAL:  # a kernel before 6.3, where all are executable
             raise
-        handle = os.memfd_create(NAME, flags)
+        handle = os.memfd_create(_NAME, flags)
     os.write(handle, base64.b64decode(PROGRAMS[machine]))
     os.fchmod(handle, MODE)
     try:
