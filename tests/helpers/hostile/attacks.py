@@ -436,7 +436,7 @@ async def a_command_in_the_view_is_closed_to_all_outside(sandbox: LocalEnvironme
         await asyncio.wait(graded)
     found = json.loads(await output(sandbox, "cat /attack/found"))
     assert "root mem" in found[theirs], found  # the attack's goal
-    assert {mark: found[mark] for mark in (roots, users)} == {roots: [], users: []}
+    assert {mark: found[mark] for mark in (roots, users)} == {roots: [], users: []}, found
 
 
 async def a_set_up_ranks_between_the_policy_and_the_verifier(sandbox: LocalEnvironment, _scratch: Path) -> None:
