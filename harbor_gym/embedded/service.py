@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import os
 import tempfile
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 type Show = Callable[[str], None]
+
+_LOOP = "harbor_gym.adapters.tinker.training.loop"
+"""What trains: the cookbook, the SDK and what they import, ten seconds where nothing is compiled yet."""
 
 _INSTALLED_BY = {
     Backend.TINKER: ("training with the Tinker service", "tinker", ""),
@@ -122,8 +126,12 @@ async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar
     )
     async with contextlib.AsyncExitStack() as stack:
         with ticking("starting the embedded training server", f"of at most {run.config.server_timeout_sec:g} s"):
+            os.environ["HF_HUB_OFFLINE"] = "1"  # read at an import
+            # The server's start is imports, too: a second processor does these meanwhile.
+            importing = asyncio.get_running_loop().run_in_executor(None, importlib.import_module, _LOOP)
             await stack.enter_async_context(server)
-        os.environ.update(server.client_environment())
+            os.environ.update(server.client_environment())
+            await importing
         async with cancelled_with(server.monitor()):
             yield EmbeddedService(str(model_dir), server.base_url, state_dir)
 

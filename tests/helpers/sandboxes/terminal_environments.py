@@ -19,6 +19,7 @@ from harbor_gym.terminal import Terminal, TerminalTurn
 from harbor_gym.types import Command
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 
 type Transport = Literal["auto", "portable", "persistent"]
 type Sandbox = LocalSandbox | Container
@@ -26,7 +27,7 @@ type Sandbox = LocalSandbox | Container
 KINDS = (pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker))
 """Parameters of a fixture that calls :func:`running_sandbox`."""
 
-LONG_SEC = 30.0
+LONG_SEC = float(PATIENCE_SEC)
 """A ceiling that a passing test never reaches."""
 
 BASE_IMAGE = "debian:bookworm-slim"

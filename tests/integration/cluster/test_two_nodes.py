@@ -130,11 +130,6 @@ def test_no_room_is_reported(nodes: Nodes, tmp_path: Path) -> None:
             future.result(timeout=PATIENCE_SEC)
 
 
-def test_128_episodes_survive_a_killed_node_once_each(nodes: Nodes, tmp_path: Path) -> None:
-    config = fake_config(tmp_path / "task", **SOLVED, delay_sec=0.3)
-    expect_survival(nodes, tmp_path, [config], groups=16, size=SIZE, rewards={1.0})
-
-
 @pytest.mark.local
 def test_48_episodes_of_two_tasks_survive_a_killed_node(nodes: Nodes, tmp_path: Path) -> None:
     """Each node builds each image by itself: two of the six tasks show it."""

@@ -162,7 +162,7 @@ async def test_a_note_that_the_policy_wrote_harms_nothing(sandbox: Sandbox, note
     assert isinstance(terminal.transport, PersistentTransport)
     await enter(terminal, "echo before\n")
     await sandbox.exec(f"tmux -S /run/.terminal-*/socket set-option -p -t %0 @typed {shlex.quote(note)}")
-    commands = [Command("echo after\n", 1.0)]
+    commands = [Command("echo after\n", LONG_SEC)]
     step = make_step(commands, [encode_keystrokes("echo after\n")], first_number=2, config=TerminalConfig())
     capture = await terminal.transport.portable.run_step(step, again=True)
     assert capture.waits == ("prompt",)

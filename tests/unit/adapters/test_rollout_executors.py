@@ -91,9 +91,10 @@ async def play(
 
 
 @pytest.mark.usefixtures("no_executor")
-async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
+async def test_workers_play_at_once_with_stocks_of_their_own_until_a_bug_in_one_ends_the_run(
     kind: ExecutorKind, task_dir: Path, tmp_path: Path
 ) -> None:
+    """One pair of workers, whose start takes most of the time, shows all three."""
     from harbor_gym.adapters.tinker import RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
 
@@ -104,9 +105,11 @@ async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
     played: list[asyncio.Future[Any]] = []
 
     async def run() -> None:
-        with rollout_executor(kind, 2, strategy) as executor:
+        with rollout_executor(kind, 2, strategy, sandboxes_per_worker=4) as executor:
             groups = await play(executor, make_builder(task_dir, met, 2), strategy, GIVE_UP, GIVE_UP)
             expect_two_workers(groups)
+            await expect_stocks(executor, make_builder(task_dir, met, 2), strategy)
+            assert names_in(tmp_path, "running-*"), "a stock outlives the groups"
             assert strategy.fault is None
             # Nobody else will come to this meeting; meanwhile the other worker's policy runs out of answers.
             waiting = make_builder(task_dir, alone, 2)
@@ -120,6 +123,22 @@ async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
     with pytest.raises(InterruptedError):
         await played[0]
     assert isinstance(strategy.fault, IndexError), "the bug is the run's fault, the interruption is not"
+    assert names_in(tmp_path, "running-*") == []
+
+
+async def expect_stocks(executor: Any, builder: Any, strategy: Any) -> None:
+    """Play batches until both workers' groups begin in sandboxes that were ready."""
+    from harbor_gym.adapters.tinker import HarborSingleTaskRLDataset
+
+    builder = dataclasses.replace(builder, warm_sandboxes=4)
+    dataset = HarborSingleTaskRLDataset(builder, groups_per_batch=2, num_batches=20, split="train", workers=2)
+    hits = list[list[float]]()
+    while len(hits) < len(dataset) and not (hits and all(hits[-1])):
+        groups = dataset.get_batch(len(hits))
+        answers = [play(executor, group, strategy, GIVE_UP, GIVE_UP, groups=1) for group in groups]
+        trajectories = [group.trajectories_G for (group,) in await asyncio.gather(*answers)]
+        hits.append([t.transitions[0].metrics["pool/hit"] for group in trajectories for t in group])
+    assert all(hits[-1]), hits
 
 
 def expect_two_workers(groups: list[Any]) -> None:
@@ -128,28 +147,6 @@ def expect_two_workers(groups: list[Any]) -> None:
     assert [len(processes) for processes in played_in] == [1, 1]
     assert len(set.union(*played_in)) == 2
     assert float(os.getpid()) not in set.union(*played_in)
-
-
-@pytest.mark.usefixtures("no_executor")
-async def test_each_worker_keeps_sandboxes_ready_between_its_groups(
-    kind: ExecutorKind, task_dir: Path, tmp_path: Path
-) -> None:
-    from harbor_gym.adapters.tinker import HarborSingleTaskRLDataset, RetryThenMask
-    from harbor_gym.adapters.tinker.executors import rollout_executor
-
-    (met := tmp_path / "met").mkdir()
-    builder = dataclasses.replace(make_builder(task_dir, met, 2), warm_sandboxes=4)
-    dataset = HarborSingleTaskRLDataset(builder, groups_per_batch=2, num_batches=20, split="train", workers=2)
-    strategy, hits = RetryThenMask(), list[list[float]]()
-    with rollout_executor(kind, 2, strategy, sandboxes_per_worker=4) as executor:
-        while len(hits) < len(dataset) and not (hits and all(hits[-1])):
-            groups = dataset.get_batch(len(hits))
-            answers = [play(executor, group, strategy, GIVE_UP, GIVE_UP, groups=1) for group in groups]
-            trajectories = [group.trajectories_G for (group,) in await asyncio.gather(*answers)]
-            hits.append([t.transitions[0].metrics["pool/hit"] for group in trajectories for t in group])
-        assert all(hits[-1]), hits
-        assert names_in(tmp_path, "running-*"), "a stock outlives the groups"
-    assert names_in(tmp_path, "running-*") == []
 
 
 @dataclass

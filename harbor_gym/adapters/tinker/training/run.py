@@ -28,7 +28,6 @@ async def train(
     for message in ("DEPRECATED: ", "Using the future as the SamplingClient"):
         warnings.filterwarnings("ignore", message=message, category=FutureWarning)
     async with open_service(run) as service:
-        # This imports the SDK, which reads variables that the service has set.
         from harbor_gym.adapters.tinker.training.loop import run_loop
 
         await run_loop(run, service, show, bar)
