@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
-#   engines.sh local    tmux, slirp4netns, buildah, runc, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer;
-#                       fzf, which a test takes into its sandbox;
+#   engines.sh local    tmux, slirp4netns, buildah, runc, mmdebstrap: the local sandbox; bubblewrap, its benchmark's peer;
+#                       fzf, which a test takes into its sandbox; libnftables, whose rules a test compares with the sandbox's;
 #                       where no registry answers, the base images of the tasks and tests. Needs .venv
 #   engines.sh browser  Chromium, which the tests of the page of a run drive
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon

@@ -28,7 +28,7 @@ from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
 from harbor_gym.sandboxes.apptainer import programs as apptainer
 from harbor_gym.sandboxes.local import cgroups, criu, own_ids
 from harbor_gym.sandboxes.local.environment import TOOLS
-from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
+from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, missing_packages
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES
 from harbor_gym.sandboxes.supervisor import seccomp
 from harbor_gym.sandboxes.supervisor.program.messages import MAX_OPEN_FILES
@@ -143,9 +143,8 @@ def _local() -> Iterable[Finding]:
     yield _open_files(
         int(Path("/proc/sys/fs/file-max").read_text(encoding="utf-8")), sandboxes_at_once(USUAL_MEMORY_MB)
     )
-    for package in (NETWORK_PROGRAM, PACKET_FILTER_PACKAGE):
-        lack = f"no {package}: tasks with a network are refused" if package in missing_packages() else ""
-        yield _finding("local", package, lack, f"apt-get install -y {package}", is_needed=False)
+    lack = f"no {NETWORK_PROGRAM}: tasks with a network are refused" if missing_packages() else ""
+    yield _finding("local", NETWORK_PROGRAM, lack, f"apt-get install -y {NETWORK_PROGRAM}", is_needed=False)
     refusal, fix = rootless.network_refusal()
     cost = "tasks run without a network" if rootless.is_rootless() else "tasks with a network are refused"
     yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)

@@ -128,7 +128,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     **Network**: ``no-network`` is loopback only. ``public`` goes through slirp4netns, a network stack without rights on
     the machine, which allows outgoing connections and no incoming ones. A packet filter outside the sandbox's reach
     refuses IPv6, the addresses of cloud metadata, the machine's loopback and, unless the option ``private_network`` is
-    true, private networks and the machine's own addresses. Without slirp4netns and libnftables such a task is refused,
+    true, private networks and the machine's own addresses. Without slirp4netns such a task is refused,
     unless the option ``network`` is ``"none"``, which runs every task without a network. Phases may differ. Allowlists
     are refused. Images are built with the machine's network.
 

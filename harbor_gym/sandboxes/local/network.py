@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import ipaddress
 import re
@@ -25,19 +24,12 @@ _NEVER = (
 )
 """This machine, and the addresses of cloud metadata, which include credentials; no task needs these networks."""
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
-_PACKET_FILTER = "libnftables.so.1"
-PACKET_FILTER_PACKAGE = "libnftables1"
 
 
 @functools.cache
 def missing_packages() -> tuple[str, ...]:
     """Return the missing Debian packages that a sandbox with a network needs."""
-    missing = () if find_program(NETWORK_PROGRAM) else (NETWORK_PROGRAM,)
-    try:
-        ctypes.CDLL(_PACKET_FILTER)
-    except OSError:
-        return (*missing, PACKET_FILTER_PACKAGE)
-    return missing
+    return () if find_program(NETWORK_PROGRAM) else (NETWORK_PROGRAM,)
 
 
 @functools.cache

@@ -42,10 +42,11 @@ from kernel.calls import (
     return_free_memory,
     use_own_files,
 )
+from kernel.capabilities import POLICY
 from kernel.ids import Ids
 from kernel.procfs import is_exiting, start_time
-from kernel.steps import failure
-from messages import NAMESPACES, CommandSpec, MessageError, SupervisorConfig, parse
+from kernel.steps import Steps, failure
+from messages import NAMESPACES, CommandSpec, Identity, MessageError, SupervisorConfig, Target, parse, to_json
 from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
 
@@ -54,6 +55,7 @@ _REQUEST_BYTES = 4096
 _LAST_WORKS = ("baseline", "reset_verifier_dirs", "settle")
 """After these parts of a clean-up others than the supervisor act in the sandbox: its worker is gone before."""
 _WARM_UP_CALLS = 8
+_ANY_COMMAND = CommandSpec("", "", "/", {}, ("/bin/sh",), identity=Identity(0, 0, (), "/"), rank=POLICY)
 
 
 class _Supervisor:
@@ -452,6 +454,10 @@ def warm_up(data: object) -> None:
             packet_filter.messages(config.closed_networks, config.name_server)
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # as a forkserver is
             json.loads(json.dumps(data))
+            namespaces.dress(Steps(), "root", [])
+            steps_of(resolve(_ANY_COMMAND), 0, []).content()
+            parse(CommandSpec, json.loads(to_json(_ANY_COMMAND)))
+            parse(Target, json.loads(to_json(Target(0, "", (), config.cgroups, False, config.filters))))
             start_time(os.getpid())
 
 

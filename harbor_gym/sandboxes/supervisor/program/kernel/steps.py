@@ -148,14 +148,15 @@ class Steps:
         variables = self.pointers([self.text(f"{name}={value}") for name, value in environment.items()])
         self.call("execve", path, words, variables, what=f"execute {path}")
 
-    def _content(self) -> bytes:
+    def content(self) -> bytes:
+        """Return the list as the static program reads it."""
         first = _AT + len(self._data)
         _HEADER.pack_into(self._data, 0, self._report, first)
         return bytes(self._data) + struct.pack(f"{len(self._words)}q", *self._words)
 
     def arguments(self) -> list[str]:
         """Return the static program's arguments; the last descriptor in :attr:`inherited` has the list from now on."""
-        content = self._content()
+        content = self.content()
         handle = os.memfd_create("steps", os.MFD_CLOEXEC)
         self.inherited.append(handle)
         os.write(handle, content)
@@ -207,7 +208,7 @@ class Steps:
         Raises:
             OSError: One failed.
         """
-        content = self._content()
+        content = self.content()
         arguments = (_AT, len(content), _READ_WRITE, _MAP_PRIVATE_FIXED_ANONYMOUS, -1, 0)
         _libc.mmap(*map(ctypes.c_long, arguments))
         ctypes.memmove(_AT, content, len(content))
