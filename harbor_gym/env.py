@@ -72,6 +72,9 @@ class _Running:
 
     task_digest: str = ""
     fork_mode: str | None = None
+    why_replay: str = ""
+    """Why it could not be copied exactly the last time, which the log has."""
+
     tool_metrics: dict[str, float] = field(default_factory=dict[str, float])
     """Counts of the calls of MCP servers' tools so far; empty where the episode has no such tools."""
 
@@ -250,7 +253,13 @@ class AsyncTerminalGymEnv:
             from harbor_gym.episode.state import store
 
             state = self._episode_at_hand.state(self._budgets.spent)
-            return replace(taken, dump=await shielded(asyncio.to_thread(store, state, dumped)))
+            try:
+                return replace(taken, dump=await shielded(asyncio.to_thread(store, state, dumped)))
+            except SandboxError as exc:
+                if mode == EXACT:
+                    raise
+                _logger.warning("the snapshot is without processes: %s", exc)
+                return taken
 
     async def _snapshot(self) -> Snapshot:
         self._require(_State.READY, doing="snapshot")
@@ -319,13 +328,15 @@ class AsyncTerminalGymEnv:
         if mode == REPLAY:
             yield None
             return
-        self._state = _State.COPYING
+        self._state, running = _State.COPYING, self._episode_at_hand
         try:
-            dumped = await self._episode_at_hand.prepared.dump()
+            dumped = await running.prepared.dump()
         except (UsageError, SandboxError) as exc:
             if mode == EXACT:
                 raise
-            _logger.info("the episode is copied by replay: %s", exc)
+            if (why := str(exc)) != running.why_replay:
+                _logger.info("the episode is copied by replay: %s", why)
+            running.why_replay = why
         else:
             with contextlib.closing(dumped):
                 yield dumped

@@ -13,7 +13,7 @@ from harbor_gym.config.dump_file import DumpFile
 from harbor_gym.episode.budgets import Spent
 from harbor_gym.episode.episode import DumpedPhase, StoredDump
 from harbor_gym.episode.prepared import DumpedEpisode
-from harbor_gym.errors import UsageError
+from harbor_gym.errors import SandboxError, UsageError
 from harbor_gym.terminal import Session, TerminalTurn
 from harbor_gym.terminal.recording import Recording
 from harbor_gym.terminal.scripts import read_script
@@ -67,7 +67,10 @@ def store(state: EpisodeState, dumped: DumpedEpisode) -> DumpFile:
         SandboxError: The dump can't be written.
     """
     record = _Record(_scripts(), state, dumped.phase, dumped.session, dumped.first_turn, dumped.metrics)
-    return DumpFile.make(_RECORD.dump_python(record, mode="json"), dumped.phase.dump.pack)
+    try:
+        return DumpFile.make(_RECORD.dump_python(record, mode="json"), dumped.phase.dump.pack)
+    except OSError as exc:
+        raise SandboxError(f"the dump can't be written: {exc}") from exc
 
 
 def load(file: DumpFile) -> tuple[EpisodeState, DumpedEpisode]:

@@ -57,6 +57,12 @@ class Branch:
             return max(range(len(logprobs)), key=lambda turn: -fmean(logprobs[turn] or [0.0]))
         return min(self.at, last)
 
+    def may_begin(self, turn: int, *, taken: int) -> bool:
+        """Return whether copies may begin after ``turn`` turns of an episode that has ``taken`` turns and goes on."""
+        if self.at == "mid":
+            return turn >= (taken + 1) // 2
+        return self.at == "entropy" or turn == min(self.at, taken)
+
 
 def family_advantages(rewards: Sequence[float], families: Sequence[int]) -> list[tuple[float, float]]:
     """Return two advantages for each episode of a group: for the turns that its family shares, and for its own turns.

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.types import (
 )
 
 from harbor_gym._runtime.shielded import shielded
+from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.config import Snapshot
@@ -30,7 +31,7 @@ from harbor_gym.outcomes import describe
 from harbor_gym.stragglers import DropReason
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import add_logprobs, episode_name, write_transcript
-from harbor_gym.types import EndReason, EpisodeInfo, TokenStep
+from harbor_gym.types import EndReason, EpisodeInfo, ForkMode, TokenStep
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +90,14 @@ class HarborTerminalTinkerEnv(Env):
         self._reward = reward
         self._sums: Metrics = {}
         self._written = False
-        self.keeps_snapshots = False
-        """Whether :attr:`snapshot` is kept, for copies of the episode."""
+        self.branch: Branch | None = None
+        """Where copies of the episode will begin; None makes none."""
 
-        self.snapshot: Snapshot | None = None
-        """The last snapshot of the episode, with its tokens."""
+        self.snapshot_mode: ForkMode = "replay"
+        """See :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot`."""
+
+        self.snapshots: dict[int, Snapshot] = {}
+        """Turns at which the copies may begin → the snapshot, with its tokens; :meth:`close` frees their dumps."""
 
         self.error: HarborGymError | None = None
         """The error that ended the episode, if one did."""
@@ -164,8 +168,8 @@ class HarborTerminalTinkerEnv(Env):
                 self._labels["trajectory_reward"] = metrics["trajectory_reward"] = added
             self._log_end(step)
             await self._write_transcript()
-        elif self.keeps_snapshots:
-            self.snapshot = await self._token_env.snapshot()
+        elif self.branch is not None:
+            await self._keep_snapshot(self.branch)
         return StepResult(
             reward=step.reward + added,
             episode_done=step.done,
@@ -177,6 +181,8 @@ class HarborTerminalTinkerEnv(Env):
 
     async def close(self) -> None:
         """Stop the sandbox. Idempotent, at any time."""
+        for snapshot in self.snapshots.values():
+            snapshot.close()
         await self._token_env.close()
 
     async def note_logprobs(self, trajectory: Trajectory) -> None:
@@ -185,6 +191,13 @@ class HarborTerminalTinkerEnv(Env):
             known = [transition.ac.maybe_logprobs for transition in trajectory.transitions]
             known = [None] * (len(self._token_env.transcript.turns) - len(known)) + known  # a copy's begin later
             await asyncio.to_thread(add_logprobs, self._transcript_path, known)
+
+    async def _keep_snapshot(self, branch: Branch) -> None:
+        taken = len(self._token_env.transcript.turns)
+        for turn in [turn for turn in self.snapshots if not branch.may_begin(turn, taken=taken)]:
+            self.snapshots.pop(turn).close()
+        if branch.may_begin(taken, taken=taken):
+            self.snapshots[taken] = await self._token_env.snapshot(mode=self.snapshot_mode)
 
     def _metrics(self, step: TokenStep) -> Metrics:
         metrics: Metrics = {**self._sums, **step.info["metrics"]}

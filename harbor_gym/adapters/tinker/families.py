@@ -10,6 +10,7 @@ from harbor_gym.adapters.tinker.branching import FamilyTrajectory
 from harbor_gym.adapters.tinker.env import HarborTerminalTinkerEnv
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.config import Snapshot
+from harbor_gym.types import ForkMode
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class Families:
     def __init__(self, builder: EnvGroupBuilder) -> None:
         self._builder = builder
         self._branch: Branch | None = None
+        self._mode: ForkMode = "replay"
         if isinstance(builder, HarborSingleTaskEnvGroupBuilder) and builder.template.branch is not None:
             self._branch = Branch.parse(builder.template.branch)
             self._branch.require_fit(builder.template.group_size)
+            self._mode = "auto" if builder.template.env.sandbox_options.get("forkable") else "replay"
         self._over: dict[int, asyncio.Event] = {}
         self._beginnings: dict[int, Beginning] = {}
 
@@ -55,8 +58,8 @@ class Families:
 
     async def open(self, place: int, env: Env, beginning: Beginning | None) -> Env:
         """Return the environment for a place: ``env`` itself, or a copy that replaces it."""
-        if isinstance(env, HarborTerminalTinkerEnv):
-            env.keeps_snapshots = self._branch is not None and self._is_first(place)
+        if isinstance(env, HarborTerminalTinkerEnv) and self._is_first(place):
+            env.branch, env.snapshot_mode = self._branch, self._mode
         if beginning is None or beginning.snapshot is None:
             return env
         assert isinstance(self._builder, HarborSingleTaskEnvGroupBuilder)
@@ -72,9 +75,9 @@ class Families:
             return FamilyTrajectory.of(trajectory, family=place)
         transitions = trajectory.transitions
         shared = self._branch.turn([transition.ac.maybe_logprobs or [] for transition in transitions])
-        known = env.snapshot if isinstance(env, HarborTerminalTinkerEnv) else None
+        known = env.snapshots.get(shared) if isinstance(env, HarborTerminalTinkerEnv) else None
         # The task is the group's own: an empty digest spares each copy reading its files again.
-        start = replace(known.at(shared), task_digest="") if known is not None and shared else None
+        start = None if known is None else replace(known, task_digest="")
         paid = sum(transition.reward for transition in transitions[:shared])
         self._beginnings[place] = Beginning(place, paid, start)
         return FamilyTrajectory.of(trajectory, family=place, shared=shared)

@@ -156,7 +156,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         if path is not None:
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         if start_from is not None:
-            config = config.model_copy(update={"start_from": start_from})
+            config = config.model_copy(update={"start_from": start_from, "start_mode": "auto"})
         env = find_make_env(self.template.make_env)(config, pool=pool)
         token_env = TokenTerminalEnv(
             PortalEnv(env) if pool is not None and self.in_worker else env,

@@ -55,10 +55,11 @@ def play(
 
 
 def _snapshot(start: Path, turn: int | None) -> "Snapshot":
-    """Return the snapshot in a file, or of an episode by its name in a run's page and ``view``."""
+    """Return the snapshot in a file, or of an episode by its name in a run's page, or an interrupted one."""
     from harbor_gym.config import Snapshot
 
-    named = (Path(f"{run / 'transcripts' / start.relative_to(run)}.json") for run in start.parents)
+    places = (run / "transcripts" / start.relative_to(run) for run in start.parents)
+    named = (Path(f"{place}{suffix}") for place in places for suffix in (".json", ".snapshot"))
     found = start if start.is_file() else next((path for path in named if path.is_file()), start)
     snapshot = Snapshot.read(found)
     if snapshot.config.action_format != ActionFormat.TERMINUS_JSON:

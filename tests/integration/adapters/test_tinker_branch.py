@@ -1,4 +1,4 @@
-"""Groups of families in real sandboxes: a first episode, and copies of it by replay."""
+"""Groups of families in real sandboxes: a first episode, and its copies, by replay or with its processes."""
 
 import json
 import random
@@ -28,7 +28,13 @@ def engines() -> None:
 def make_builder(task_dir: Path, model_dir: str, transcripts: Path, branch: str | None, **settings: Any) -> Any:
     from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 
-    config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", confirm_task_complete=False, max_turns=8)
+    config = TerminalEnvConfig(
+        task_dir=task_dir,
+        sandbox="local",
+        sandbox_options=settings.pop("sandbox_options", {}),
+        confirm_task_complete=False,
+        max_turns=8,
+    )
     given: dict[str, Any] = {"group_size": 4, "max_tokens": 500, "transcripts_dir": transcripts, **settings}
     template = GroupTemplate(env=config, model_name=model_dir, renderer_name=RENDERER, branch=branch, **given)
     return HarborSingleTaskEnvGroupBuilder(template, label="g")
@@ -81,6 +87,76 @@ async def test_the_least_likely_message_is_sampled_again(task_dir: Path, model_d
     first, copy = group.trajectories_G
     assert (first.shared, len(copy.transitions)) == (2, 2)
     assert group.get_total_rewards() == [1.0, 1.0]
+
+
+ONCE = message("x=$RANDOM$RANDOM; echo $x | tee /srv/x; sleep 1000 &\n")
+"""No replay shows the same."""
+KEPT = message('[ "$x" = "$(cat /srv/x)" ] && jobs %1 >/dev/null && echo 42\n')
+FORKABLE = {"forkable": True}
+
+
+@pytest.mark.criu
+@pytest.mark.parametrize(("branch", "shared"), [("4@mid", 2), ("2@2", 2), ("2@9", 3), ("2@entropy", 2)])
+async def test_copies_of_forkable_sandboxes_go_on_with_the_processes(
+    task_dir: Path, model_dir: str, tmp_path: Path, branch: str, shared: int
+) -> None:
+    builder = make_builder(task_dir, model_dir, tmp_path, branch, sandbox_options=FORKABLE)
+    choice = [message(DONE), message(UNDONE)] if shared == 2 else message(DONE)
+    answers = [ONCE, KEPT, choice, END]
+    files = open_files()
+    group = await play(builder, *answers, unlikely_at=2)
+    size = int(branch[0])
+    written = documents(tmp_path)
+    assert [document["start"].get("fork_mode") for document in written] == [
+        None if place % size == 0 else "exact" for place in range(4)
+    ]
+    assert [document["reward"] for document in written] == group.get_total_rewards()
+    assert [len(document["turns"]) for document in written] == [len(answers)] * 4
+    assert all("42" in document["turns"][2]["observation"] for document in written)
+    for place, trajectory in enumerate(group.trajectories_G):
+        first = group.trajectories_G[place - place % size]
+        assert trajectory.transitions[0].ob == first.transitions[0 if trajectory is first else shared].ob
+    assert group.metrics_G[0]["branch/copies"] == 4 - 4 // size
+    assert_trained_once(group, size, shared)
+    assert open_files() == files, "no dump is left"
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def assert_trained_once(group: Any, size: int, shared: int) -> None:
+    """Check the training data of a group: each sampled token once, with its advantage."""
+    from tinker_cookbook.rl import train
+
+    from harbor_gym.adapters.tinker.branching import advantages_by_family
+
+    loop: Any = train
+    with advantages_by_family():
+        data, _ = loop.assemble_training_data([group], loop.compute_advantages([group]))
+    sampled = sum(len(step.ac.tokens) for each in group.trajectories_G for step in each.transitions)
+    masks = [datum.loss_fn_inputs["mask"].to_torch().tolist() for datum in data]
+    assert sum(map(sum, masks)) == sampled
+    rewards = group.get_total_rewards()
+    means = [sum(rewards[place - place % size :][:size]) / size for place in range(4)]
+    for place, (datum, mask) in enumerate(zip(data, masks, strict=True)):
+        advantages = datum.loss_fn_inputs["advantages"].to_torch().tolist()
+        trained = [advantage for advantage, is_trained in zip(advantages, mask, strict=True) if is_trained]
+        common = sum(len(step.ac.tokens) for step in group.trajectories_G[place].transitions[:shared])
+        own = trained[0 if place % size else common :]
+        assert own == pytest.approx([rewards[place] - means[place]] * len(own))
+        if place % size == 0:
+            of_family = means[place] - sum(means) / 4
+            assert trained[:common] == pytest.approx([of_family] * common)
+
+
+@pytest.mark.criu
+async def test_what_cannot_be_copied_with_its_processes_is_replayed(
+    task_dir: Path, model_dir: str, tmp_path: Path
+) -> None:
+    builder = make_builder(task_dir, model_dir, tmp_path, "2@mid", group_size=2, sandbox_options=FORKABLE)
+    await play(builder, message("exec 9<>/dev/tty\n"), message("echo two\n"), message(DONE), END)
+    assert [document["start"].get("fork_mode") for document in documents(tmp_path)] == [None, "replay"]
 
 
 async def test_copies_that_share_no_turn_are_fresh_episodes_of_the_family(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, Snapshot, TerminalEnvConfig
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import HarborGymError, SandboxError
 from harbor_gym.sandboxes.local import criu
 from harbor_gym.types import ResetInfo
 from tests.helpers.tasks import DONE, write_task
@@ -312,3 +313,18 @@ async def test_a_changed_dump_reaches_no_device_and_no_file_of_the_machine(task_
     path.write_text(whole[1], encoding="utf-8")
     repacked(path, tmp_path / "second", lambda folder: os.chown(folder / "upper/srv/one", 0, 0))
     assert "belongs to 0, which is none of its ids" in await refusal(path)
+
+
+async def test_a_dump_that_cannot_be_written_leaves_the_turns_and_the_episode(
+    task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncTerminalGymEnv(config_of(task_dir)) as env:
+        await env.reset()
+        await typed(env, "echo one\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+            with pytest.raises(SandboxError, match=r"the dump can't be written: .*No such file"):
+                await env.snapshot(mode="exact")
+            snapshot = await env.snapshot(mode="auto")
+        assert (snapshot.turn, snapshot.dump) == (1, None)
+        assert "two" in await typed(env, "echo two\n")

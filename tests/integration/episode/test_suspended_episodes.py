@@ -31,7 +31,6 @@ pytestmark = [
     pytest.mark.local,
     pytest.mark.criu,
     pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.timeout(300),
 ]
 
 ONCE = message("x=$RANDOM$RANDOM; echo $x | tee /srv/x\n")

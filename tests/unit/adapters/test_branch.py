@@ -29,6 +29,27 @@ def test_copies_begin_before_the_last_message_at_the_latest(text: str, turns: in
     assert Branch.parse(text).turn(LOGPROBS[:turns]) == shared
 
 
+@pytest.mark.parametrize("text", ["2@mid", "2@entropy", "2@0", "2@1", "2@3", "2@9"])
+def test_a_turn_at_which_copies_begin_was_kept_all_along(text: str) -> None:
+    branch = Branch.parse(text)
+    for messages in range(2, 8):
+        logprobs = [[-1.0 if turn == 1 else -0.1] for turn in range(messages)]
+        shared = branch.turn(logprobs)
+        assert all(branch.may_begin(shared, taken=taken) for taken in range(max(shared, 1), messages)), (
+            messages,
+            shared,
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("2@mid", [1, 2, 2, 3, 3]), ("2@entropy", [1, 2, 3, 4, 5]), ("2@2", [1, 1, 1, 1, 1]), ("2@0", [0, 0, 0, 0, 0])],
+)
+def test_no_more_turns_are_kept_than_copies_may_begin_at(text: str, kept: list[int]) -> None:
+    branch = Branch.parse(text)
+    assert [sum(branch.may_begin(turn, taken=taken) for turn in range(1, taken + 1)) for taken in range(1, 6)] == kept
+
+
 def test_a_message_without_tokens_is_not_the_least_likely_one() -> None:
     assert Branch.parse("2@entropy").turn([[], [-0.1], []]) == 1
 
