@@ -1,16 +1,18 @@
 """The caller's side of a transfer between this machine's files and a process that sees a sandbox's files.
 
-Both exchange records (:mod:`.trees`), never an archive. This side works in a thread.
+Both exchange records (:mod:`.trees`), never an archive. This side works in a thread unless there is little to do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -24,6 +26,7 @@ from harbor_gym.sandboxes.archive.trees.records import (
     FILE,
     Allowance,
     Choice,
+    Collected,
     SandboxGoneError,
     Stream,
     StreamEndedError,
@@ -39,6 +42,26 @@ DEFAULT_STORAGE_MB = 2048
 
 Work = Callable[[Stream, Callable[[], None]], None]
 """This machine's side of a transfer: takes the stream, and a function that raises once it must stop."""
+
+AT_ONCE_BYTES, _AT_ONCE_ENTRIES = 1 << 14, 64
+"""The largest transfer that needs no thread: a socket holds it, and its files are no more than Harbor's of a trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receiving:
+    """The work of a side that only receives, which needs no thread if all of it has arrived and is small.
+
+    Args:
+        receive: The work.
+        first: Sent before, at most :data:`AT_ONCE_BYTES`.
+    """
+
+    receive: Work
+    first: bytes = b""
+
+    def __call__(self, stream: Stream, check: Callable[[], None]) -> None:
+        """Receive."""
+        self.receive(stream, check)
 
 
 def limit_bytes(storage_mb: int | None) -> int:
@@ -62,18 +85,27 @@ async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> No
     """
     with ThreadPoolExecutor(1, "harbor-gym-transfer") as pool:
         running = asyncio.get_running_loop().run_in_executor(pool, work)
-        deadline = asyncio.timeout(TIMEOUT_SEC)
         try:
-            async with deadline:
-                await ended(running)
-        except TimeoutError:
-            raise SandboxTimeoutError(f"it took longer than {TIMEOUT_SEC:g} s") from None
+            await in_time(ended(running))
         finally:
             if not running.done():
                 hang_up()
                 await shielded(asyncio.wait((running,)))
             running.exception()  # retrieved: asyncio would log it
         running.result()
+
+
+async def in_time(wait: Awaitable[None]) -> None:
+    """Wait for a part of a transfer.
+
+    Raises:
+        SandboxTimeoutError: It took longer than :data:`TIMEOUT_SEC`.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT_SEC):
+            await wait
+    except TimeoutError:
+        raise SandboxTimeoutError(f"it took longer than {TIMEOUT_SEC:g} s") from None
 
 
 @contextlib.contextmanager
@@ -108,15 +140,14 @@ async def upload_file(way: Way, source: Path, target: str, limit_bytes: int) -> 
         SandboxError: It is too large, or the sandbox has no place for it.
     """
 
-    def work(stream: Stream, check: Callable[[], None]) -> None:
+    def send(stream: Stream, allowance: Allowance) -> None:
         with opened(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as content:
             if not stat.S_ISREG(os.fstat(content).st_mode):
                 raise TransferError(f"{source} is no ordinary file")
-            sender = Sender(stream, Allowance(limit_bytes, check))
-            _send(stream, lambda: sender.send_file(content, os.fsencode(source.name)))
+            Sender(stream, allowance).send_file(content, os.fsencode(source.name))
 
     with explained(f"upload {source} to {target}"):
-        await way(_spec("upload_file", target, limit_bytes), work)
+        await _upload(way, _spec("upload_file", target, limit_bytes), send)
 
 
 async def upload_dir(way: Way, source: Path, target: str, limit_bytes: int, executable: str = "") -> bool | None:
@@ -139,23 +170,50 @@ async def upload_dir(way: Way, source: Path, target: str, limit_bytes: int, exec
     """
     has_executable: bool | None = None
 
-    def work(stream: Stream, check: Callable[[], None]) -> None:
+    def send(stream: Stream, allowance: Allowance) -> None:
         nonlocal has_executable
         if not source.is_dir():
             raise FileNotFoundError(f"{source} is not a directory of this machine")
-        sender = Sender(stream, Allowance(limit_bytes, check), executable=os.fsencode(executable))
+        sender = Sender(stream, allowance, executable=os.fsencode(executable))
         with opened(source, os.O_RDONLY | os.O_DIRECTORY) as directory:
-            _send(stream, lambda: sender.send_tree(directory))
+            sender.send_tree(directory)
         has_executable = sender.has_executable
 
     with explained(f"upload {source} to {target}"):
-        await way(_spec("upload_dir", target, limit_bytes), work)
+        await _upload(way, _spec("upload_dir", target, limit_bytes), send)
     return has_executable
 
 
-def _send(stream: Stream, send: Callable[[], None]) -> None:
-    with contextlib.suppress(StreamEndedError):  # the other side has sent why
-        send()
+async def _upload(way: Way, spec: Mapping[str, Any], send: Callable[[Stream, Allowance], None]) -> None:
+    if (records := _packed(send)) is not None:
+        await way(spec, Receiving(_confirmed, records))
+        return
+
+    def work(stream: Stream, check: Callable[[], None]) -> None:
+        with contextlib.suppress(StreamEndedError):  # the other side has sent why
+            send(stream, Allowance(spec["limit_bytes"], check))
+        _confirmed(stream, check)
+
+    await way(spec, work)
+
+
+def _packed(send: Callable[[Stream, Allowance], None]) -> bytes | None:
+    """Return the records of a small upload; None if it is larger, or fails in a way that its sending will state."""
+    steps = itertools.count()
+
+    def check() -> None:
+        if next(steps) > _AT_ONCE_ENTRIES:
+            raise TransferError("it is not small")
+
+    stream = Collected()
+    try:
+        send(stream, Allowance(AT_ONCE_BYTES, check))
+    except TransferError:
+        return None
+    return stream.records if len(stream.records) <= AT_ONCE_BYTES else None
+
+
+def _confirmed(stream: Stream, _check: Callable[[], None]) -> None:
     if stream.receive().kind != END:
         raise TransferError("the other side of the transfer sends records out of order")
 
@@ -170,7 +228,7 @@ async def download_file(way: Way, source: str, target: Path, limit_bytes: int) -
     with explained(f"download {source}"):
         await way(
             _spec("download_file", source, limit_bytes),
-            lambda stream, check: receive_file(stream, target, name, Allowance(limit_bytes, check)),
+            Receiving(lambda stream, check: receive_file(stream, target, name, Allowance(limit_bytes, check))),
         )
 
 
@@ -182,7 +240,7 @@ async def download_dir(way: Way, source: str, target: Path, limit_bytes: int, ch
     """
     spec = {**_spec("download_dir", source, limit_bytes), "choice": choice._asdict()}
     with explained(f"download {source}"):
-        await way(spec, lambda stream, check: receive_dir(stream, target, Allowance(limit_bytes, check)))
+        await way(spec, Receiving(lambda stream, check: receive_dir(stream, target, Allowance(limit_bytes, check))))
 
 
 def receive_file(stream: Stream, target: Path, name: str, allowance: Allowance) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.sandboxes.archive.transfers import Work, in_thread
-from harbor_gym.sandboxes.archive.trees.records import Stream
+from harbor_gym.sandboxes.archive.transfers import AT_ONCE_BYTES, Receiving, Work, in_thread, in_time
+from harbor_gym.sandboxes.archive.trees.records import Stream, is_whole
 from harbor_gym.sandboxes.supervisor.forkserver_client import (
     ForkedSupervisor,
     fork_supervisor,
+    readable,
     supervisor_argv,
     supervisor_environment,
 )
@@ -49,7 +50,7 @@ class Carriers:
         Args:
             target: The sandbox.
             spec: The work of the process.
-            work: This machine's side, done in a thread.
+            work: This machine's side.
             handles: A descriptor of the mount namespace, if that is not the sandbox's own.
 
         Raises:
@@ -167,12 +168,25 @@ class _Transfer:
         return True
 
     async def run(self, work: Work) -> None:
-        """Do this side's work in a thread; stop it when the time is over or the caller is cancelled.
+        """Do this side's work, in a thread unless it is small, until the time is over or the caller is cancelled.
 
         Raises:
             SandboxTimeoutError: The time is over.
         """
+        if isinstance(work, Receiving) and is_whole(content := await self._look(work.first)):
+            work(Stream(-1, content), self._check)
+            return
         await in_thread(lambda: work(Stream(self._near.fileno()), self._check), self.hang_up)
+
+    async def _look(self, first: bytes) -> bytes:
+        """Send the first bytes, and return those that have then arrived, which stay in the stream."""
+        with contextlib.suppress(OSError):  # the other side has ended, maybe after its answer
+            self._near.sendall(first)
+        await in_time(readable(self._near.fileno()))
+        try:
+            return self._near.recv(AT_ONCE_BYTES, socket.MSG_PEEK)
+        except OSError:
+            return b""
 
     def hang_up(self) -> None:
         """Stop both sides. Idempotent."""

@@ -71,7 +71,7 @@ class ForkedSupervisor:
         """Wait for its end. Idempotent; one caller at a time."""
         if self._pidfd < 0:
             return
-        await _readable(self._pidfd)
+        await readable(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
 
@@ -93,7 +93,7 @@ async def fork_supervisor(config: str, control: socket.socket, *handles: int) ->
             _forkserver_of_this_process.request(config, [control.fileno(), far_end.fileno(), *handles])
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_SEC):
-                await _readable(answers.fileno())
+                await readable(answers.fileno())
         except TimeoutError:
             raise SandboxStartError(f"no local sandbox was started within {_ANSWER_TIMEOUT_SEC:g} s") from None
         output, received, *_ = socket.recv_fds(answers, _ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
@@ -164,7 +164,8 @@ class _Forkserver:
         self.__init__()
 
 
-async def _readable(handle: int) -> None:
+async def readable(handle: int) -> None:
+    """Wait until a descriptor can be read, or has no other end."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     loop.add_reader(handle, lambda: ready.done() or ready.set_result(None))

@@ -435,6 +435,31 @@ async def transfers_that_follow_one_another_have_one_process(sandbox: LocalEnvir
         await eventually(lambda: waits() is None and _held() == before)
 
 
+async def a_small_transfer_needs_no_thread(sandbox: LocalEnvironment, scratch: Path) -> None:
+    source = scratch / "source"
+    (source / "folder").mkdir(parents=True)
+    (source / "folder" / "file").write_bytes(b"x" * 1000)
+    (source / "link").symlink_to("folder/file")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(transfers, "ThreadPoolExecutor")
+        await sandbox.upload_dir(source, "/small")
+        await sandbox.upload_file(source / "folder" / "file", "/small/two")
+        await sandbox.download_dir("/small", scratch / "back")
+        await sandbox.download_file("/small/link", scratch / "one")
+        with pytest.raises(SandboxError, match="No such file"):
+            await sandbox.download_file("/none", scratch / "none")
+        with pytest.raises(SandboxError, match="Not a directory"):
+            await sandbox.upload_file(source / "folder" / "file", "/small/two/three")
+    assert _contents(scratch / "back") == {**_contents(source), "two": b"x" * 1000}
+    assert (scratch / "one").read_bytes() == b"x" * 1000
+    for number in range(200):
+        (source / str(number)).touch()
+    (source / "large").write_bytes(b"x" * 20_000)
+    await sandbox.upload_dir(source, "/large")
+    await sandbox.download_dir("/large", scratch / "all")
+    assert _contents(scratch / "all") == _contents(source)
+
+
 async def a_process_that_outlived_its_sandbox_moves_nothing_more(sandbox: LocalEnvironment, scratch: Path) -> None:
     carriers, name = carrier.Carriers(), "/etc/hostname"
     async with running(make_sandbox(scratch / "other")) as other:

@@ -2,6 +2,7 @@
 
 import errno
 import fnmatch
+import io
 import os
 import struct
 from collections.abc import Callable, Collection
@@ -63,13 +64,32 @@ def join(path: bytes, name: bytes) -> bytes:
     return path + b"/" + name if path else name
 
 
-class Stream:
-    """Records on a socket or pipe, which the caller closes."""
+def is_whole(content: bytes) -> bool:
+    """Return whether bytes that begin with a record have the last one of a transfer, too."""
+    offset = 0
+    while offset + _HEADER.size <= len(content):
+        kind, _, _, _, length = _HEADER.unpack_from(content, offset)
+        offset += _HEADER.size + length
+        if kind in (END, ERROR):
+            return offset <= len(content)
+    return False
 
-    def __init__(self, handle: int) -> None:
+
+class Stream:
+    """Records on a socket or pipe, which the caller closes.
+
+    Args:
+        handle: Its descriptor.
+        content: All that is received on it, if that was received already.
+    """
+
+    def __init__(self, handle: int, content: bytes | None = None) -> None:
         self._handle = handle
         self._out = bytearray()
-        self._in = open(handle, "rb", buffering=CHUNK_BYTES, closefd=False)  # noqa: SIM115  # the caller closes
+        if content is None:
+            self._in = open(handle, "rb", buffering=CHUNK_BYTES, closefd=False)  # noqa: SIM115  # the caller closes
+        else:
+            self._in = io.BytesIO(content)
 
     def send(self, kind: bytes, *, mode: int = 0, mtime_ns: int = 0, size: int = 0, body: bytes = b"") -> None:
         """Send a record, which may be buffered until :meth:`flush`.
@@ -129,6 +149,20 @@ class Stream:
             self.flush()
         except StreamEndedError:
             pass
+
+
+class Collected(Stream):
+    """Records that are sent nowhere yet."""
+
+    def __init__(self) -> None:
+        super().__init__(-1, b"")
+        self.records = b""
+        """The flushed ones."""
+
+    def flush(self) -> None:
+        """Add the buffered records to :attr:`records`."""
+        self.records += self._out
+        self._out.clear()
 
 
 class Allowance:
