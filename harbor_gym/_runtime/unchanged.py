@@ -31,8 +31,8 @@ class UntilChanged[T]:
             return find()
         key = folder, state
         if key not in self._known:
-            while len(self._known) >= _KEPT:
-                self._known.pop(next(iter(self._known)), None)
+            for old in list(self._known)[: max(0, len(self._known) + 1 - _KEPT)]:  # a copy: other threads use it, too
+                self._known.pop(old, None)
             self._known[key] = find()
         return self._known[key]
 

@@ -18,6 +18,7 @@ from harbor.utils.env import get_required_host_vars
 from pydantic import ValidationError
 
 from harbor_gym._runtime.harbor_versions import declared_headers, mcp_headers
+from harbor_gym._runtime.unchanged import UntilChanged
 from harbor_gym.config import TerminalEnvConfig, describe_problems
 from harbor_gym.config.verify_paths import check_paths
 from harbor_gym.errors import TaskError, TaskUnsupportedError
@@ -29,9 +30,11 @@ _logger = logging.getLogger(__name__)
 _warned: set[str] = set()
 """The warnings that this process has logged."""
 
+_tasks = UntilChanged[Task]()
+
 
 async def load_task(task_dir: Path, config: TerminalEnvConfig | None = None) -> Task:
-    """Read a Harbor task directory.
+    """Return a Harbor task directory's task, read again only if one of its files has changed; it is not to be changed.
 
     Args:
         task_dir: The directory that holds ``task.toml``.
@@ -40,7 +43,7 @@ async def load_task(task_dir: Path, config: TerminalEnvConfig | None = None) -> 
     Raises:
         TaskError: Something is missing or malformed, or a policy of that loop can't do it; the message names it.
     """
-    task = await asyncio.to_thread(_load, task_dir)
+    task = await asyncio.to_thread(_tasks.get, task_dir, lambda: _load(task_dir))
     servers = task.config.environment.mcp_servers
     if config is not None and not config.calls_mcp_tools and any(map(declared_headers, servers)):
         name = next(server.name for server in servers if declared_headers(server))
