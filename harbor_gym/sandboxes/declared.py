@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection
-from pathlib import Path
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.trial.config import ServiceVolumeConfig
@@ -29,7 +29,10 @@ _IDS_OF = (
 
 def is_trials_own(mount: ServiceVolumeConfig, paths: TrialPaths) -> bool:
     """Return whether a mount is one of Harbor's log folders, which lie in the trial's directory, and not the user's."""
-    return mount["type"] == "bind" and Path(mount["source"]).resolve().is_relative_to(paths.trial_dir.resolve())
+    if mount["type"] != "bind":
+        return False
+    source, trial = os.path.realpath(mount["source"]), os.path.realpath(paths.trial_dir)  # pathlib takes thrice as long
+    return source == trial or source.startswith(f"{trial}/")
 
 
 async def require_workdir(environment: BaseEnvironment) -> None:

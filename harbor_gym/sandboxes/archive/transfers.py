@@ -273,7 +273,8 @@ def receive_dir(stream: Stream, target: Path, allowance: Allowance) -> None:
         TransferError: The other side failed, or this one can't write.
     """
     with _failing_here(target):
-        target.mkdir(parents=True, exist_ok=True)
+        if not target.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
         with opened(target, os.O_RDONLY | os.O_DIRECTORY) as directory:
             Receiver(stream, allowance, OntoHost()).receive_tree(directory)
 
