@@ -3,6 +3,7 @@
 exec 2>/dev/null
 dir=$1 shell=$2 server=$3
 
+# Sets pids to the processes that are still there; $1 is set to look for marked ones among all processes, too.
 collect() {
     local pid child children comm queue=("$shell")
     for ((i = 0; i < ${#queue[@]}; i++)); do
@@ -12,7 +13,7 @@ collect() {
         read -r children <"/proc/$pid/task/$pid/children"
         for child in $children; do queue+=("$child"); done
     done
-    find_marked
+    [ -z "$1" ] || find_marked
     comm=
     read -r comm <"/proc/$server/comm"
     [[ $comm == tmux* ]] && pids[server]=1
@@ -47,7 +48,7 @@ sleep_until_prompt() {
 
 pids=() silence=''
 exec {silence}<> <(:)
-collect
+collect marked
 ((${#pids[@]})) && kill -TERM "${!pids[@]}"
 if [ -n "${pids[server]}" ]; then
     # tmux has nothing to save, and an orderly exit would take longer than the rest of this script.
@@ -56,11 +57,13 @@ else
     tmux -S "$dir/socket" kill-server
 fi
 for ((turn = 0; turn < 70; turn++)); do
+    ((${#pids[@]})) && sleep_until_prompt
     collect
+    # To look at all processes takes long: what else there is comes to light when the known ones have ended, or must end.
+    ((${#pids[@]} && turn < 28)) || collect marked
     ((${#pids[@]})) || break
     # Half a second of grace, then no more.
     ((turn >= 28)) && kill -KILL "${!pids[@]}"
-    sleep_until_prompt
 done
 rm -rf "$dir"
 echo "${#pids[@]} processes left"
