@@ -2,13 +2,14 @@
 # A mark is "<nonce> <pid> <count> <kind>": r runs a command, m needs more input, "p <exit code> <commands run>" is a prompt,
 # where the shell counts the commands that it runs (a refused line keeps the exit code of the command before it). tmux
 # keeps the last mark as the pane's path (OSC 7); the window's name after it (\ek) makes tmux notify its control clients.
+# Nobody waits for the begin of a command, so that is not notified.
 # The leading \e\\ ends a string that a program left open.
 # shellcheck disable=SC1003,SC1090,SC2016,SC2034
 if [ -f ~/.bashrc ]; then . ~/.bashrc; fi
 
 __marks=$RANDOM __runs=
 if ((BASH_VERSINFO[0] > 4 || (BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4))); then __runs=0; fi
-PS0=$PS0'\e\\\e]7;@NONCE@ $$ $((__runs+=1,__marks+=1+RANDOM)) r\a\ek@NONCE@\e\\'
+PS0=$PS0'\e\\\e]7;@NONCE@ $$ $((__runs+=1,__marks+=1+RANDOM)) r\a'
 PS2=$PS2'\[\e\\\e]7;@NONCE@ $$ $((__marks+=1+RANDOM)) m\a\ek@NONCE@\e\\\]'
 # The exit code is saved before a $(...) in the user's prompt can change it.
 __prompt_begin='${__marks:0:$((__exit_code=$?,0))}'

@@ -1,5 +1,6 @@
 """The step script is written in parts, and checked as the whole that runs in the sandbox."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,26 @@ def test_the_shortest_answers_of_tmux_are_not_waited_for_in_vain(outcome: str, a
     script = f"set -- load\n{read_script('step')}\nOUTCOME={outcome}\n{_SHORTEST}"
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == answers
+
+
+@pytest.mark.parametrize(
+    ("saved", "listed", "answer"),
+    [
+        (5, "text 5", "whole 5"),
+        (32_000, "other 1\ntext 32000", "whole 32000"),
+        # The disk was full.
+        (4, "text 5", "not whole"),
+        (0, "text 5", "not whole"),
+        (5, "text 55\ntext x 5\nmy text 5", "not whole"),
+        # bash is slow with it.
+        (32_001, "text 32001", "not whole"),
+    ],
+)
+def test_a_saved_text_is_taken_where_it_is_short_and_whole(
+    saved: int, listed: str, answer: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("x" * saved, encoding="utf-8")
+    script = f"set -- load\n{read_script('step')}\ndir={tmp_path} lines=$'frame\\n'{shlex.quote(listed)}\n"
+    script += 'if read_saved text; then echo "whole ${#part}"; else echo "not whole"; fi'
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{answer}\n"

@@ -641,6 +641,41 @@ echo '6000 0 1' >$proc/20/task/20/schedstat; looks
     assert ask(tmp_path / "edits", script, tree, LINE=">>> ").split(" \n") == [every, every]
 
 
+@pytest.mark.parametrize(
+    ("state", "foreground", "looks"),
+    [
+        ("R", LEADER, "8 16"),
+        ("D", LEADER, "8 16"),
+        ("R", SHELL, "8 16"),
+        ("S", LEADER, "all"),
+        ("Z", LEADER, "all"),
+        ("R", 0, "all"),
+    ],
+)
+def test_while_the_leader_of_the_foreground_runs_the_screen_is_looked_at_now_and_then(
+    state: str, foreground: int, looks: str, tmp_path: Path
+) -> None:
+    script = """
+looks_skipped=0 prompt_before='' settle_next=0 acts='' blocker=99 is_asleep=1
+read_stat "$shell"; leader_acts && echo -n "$settle_next${blocker:+ $blocker} "
+is_asleep=
+for look in {1..16}; do needs_no_look || echo -n "$look "; done
+"""
+    leader = Process(LEADER, SHELL, Thread((READ, 0), state), terminal_group=foreground)
+    tree = [SERVER, Process(SHELL, 5, Thread((READ, 0), state), terminal_group=foreground, name="bash"), leader]
+    every = " ".join(map(str, range(1, 17)))
+    assert ask(tmp_path, script, tree).strip() == (every if looks == "all" else f"0.015 {looks}")
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("p", "prompt"), ("m", "tty_read"), ("r", "on")])
+def test_a_look_that_finds_a_new_prompt_ends_the_wait_without_another_question(
+    kind: str, answer: str, tmp_path: Path
+) -> None:
+    script = f"read_screen() {{ is_dead=0 screen=text mark=10:8:0 kind={kind}; }}\nread_mark() {{ exit 1; }}\n{_LOOK}"
+    tree = [SERVER, shell(foreground=SHELL, call=(WAIT, 0))]
+    assert ask(tmp_path, script, tree) == answer
+
+
 def test_nothing_has_settled_while_the_server_draws(tmp_path: Path) -> None:
     drawing = Process(5, 1, Thread((EPOLL, 3, 0, 0, FOREVER), "R"), name="tmux: server", fds={})
     assert ask(tmp_path, _SETTLE, [drawing, shell(), program(READ, 0)]) == "on"

@@ -18,8 +18,7 @@
 # The control client (2-tmux):
 #   to from      descriptors to and from it     client  its pid    greeting   what it printed before it was attached
 #   asked        number of questions so far
-#   answer       what the commands of the last question printed, one element each
-#   as_text      set for a question whose caller takes reply apart, all that was printed, itself: bash does it faster so
+#   reply        all that tmux printed to the last question      answer    what each of its commands printed
 #   news         set when the window was renamed: there may be a new mark
 # The prompt (3-marks):
 #   mark kind    the latest mark "<pid>:<count>:<exit code>" and its kind p, m, r; "0:0:" and "" where there is none
@@ -28,14 +27,16 @@
 #   state group terminal_group threads    of the process that was read last      runtime  its time on a processor
 #   call first … fifth                    the system call that it waits in       modes    the terminal's
 #   foreground members                    the terminal's foreground group
-#   descendants                           all below the shell         runtimes of them, before the keys
+#   descendants                           the shell and all below it  runtimes of them, before the keys
+#   thread_counts                         of them and the members     tasks     the paths of a process's threads
 #   limit                                 see `read_limit`            prompt statement   see `read_prompt`
 #   evidence patience is_hidden is_mixed has_peers is_relayed is_tended is_go  see `examine`
 #   blocker blocker_ran is_asleep         see `note_blocker`
 #   terminals                             the descriptors that another user's process has of the terminal
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
-#   save                        the commands by which tmux prints and saves the captured screen
+#   tell save                   the commands by which tmux prints the captured screen's state, and saves the screen
+#   held                        the part of the answer that is not printed yet
 #   waits why                   how the waits so far have ended, and this one
 #   now started                 on the clock, in ms       last_screen last_spent   what was seen at the last look
 #   settle_next                           how long the next look for a settled terminal takes, in s
@@ -57,7 +58,7 @@ if [ "$1" != load ]; then
 fi
 # Not from the environment, which is the image's: the tests of the verdicts replace it after loading.
 proc=/proc
-signed=-1 answer=() reply='' to='' from='' client='' is_resident='' asked=0 news='' mark=0:0: kind=''
+signed=-1 held='' answer=() reply='' to='' from='' client='' is_resident='' asked=0 news='' mark=0:0: kind=''
 quiet_ms=120 soon_sec=0.005 settle_sec=0.015 settle_next=0.015 patience_sec=0.01 polling_ms=350 tended_ms=2000 long_sec=3
 case $HOSTTYPE in
     x86_64)
@@ -75,11 +76,11 @@ case $HOSTTYPE in
 esac
 
 # True when whoever asked for this step has gone, or asks for the next one.
-is_abandoned() { [ -n "$is_resident" ] && read -rt 0; }
+is_abandoned() { [[ -n $is_resident ]] && read -rt 0; }
 
 # Shows every second that this process is alive to whoever asked for the step.
 heartbeat() {
-    [ -n "$is_resident" ] && ((SECONDS != signed)) || return
+    [[ -n $is_resident ]] && ((SECONDS != signed)) || return
     signed=$SECONDS
     printf '%s .\n' "$nonce"
 }

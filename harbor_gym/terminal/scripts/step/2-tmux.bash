@@ -74,9 +74,9 @@ read_pane() {
 
 # True where the session can be reached. One that only this process can still reach, over what it has open, is over.
 is_reachable() {
-    [ -x "$BASH" ] && { [ -z "$tmux" ] || [ -x "$tmux" ]; } && { [ -e "$dir/socket" ] || restore; } || return
+    [[ -x $BASH && ( -z $tmux || -x $tmux ) ]] && { [[ -e $dir/socket ]] || restore; } || return
     # Its length, as bash copies the long text itself several times to look at it.
-    ((${#step} == 0)) || [ -e "$dir/step" ] || printf '%s\n' "$step" >"$dir/step"
+    ((${#step} == 0)) || [[ -e $dir/step ]] || printf '%s\n' "$step" >"$dir/step"
     return 0
 }
 
@@ -106,13 +106,18 @@ disconnect() {
 
 # Runs tmux commands, all in one go: nothing else happens to the pane in between. Sets answer to what each one printed;
 # false where one failed. Each argument is a command, or several, in tmux's own language.
+ask() {
+    ask_raw "$@"
+    take_answer "$reply"
+}
+
+# The same, but sets only reply, and is true where a command failed: its caller takes apart what it needs, which is faster.
 # bash takes longer for many lines than for one long one, so all is read in few. The end is a command of its own, which
 # runs whatever becomes of the others.
-ask() {
+ask_raw() {
     local IFS='' part text commands end="$nonce.$((++asked))"
-    answer=() reply=''
-    [ -n "$to" ] || connect || return
-    answer=() reply=''
+    reply=''
+    [[ -n $to ]] || { connect && reply=''; } || return
     printf -v commands ' ; %s' "$@"
     # Where the client is gone, reading its answer fails.
     printf '%s\n' "${commands:3}" "display-message -p '$end\`'" >&"$to" || :
@@ -123,11 +128,11 @@ ask() {
     while read -r -d '`' -u "$from" part; do
         text+=$part
         # bash prepares a text for a pattern character by character.
-        if [ "${text:${#text}-${#end}}" = "$end" ]; then
+        if [[ ${text:${#text}-${#end}} == "$end" ]]; then
             # The end of its line, and the line of the command's own end: left there, each would look like news.
             read -ru "$from" part && read -ru "$from" part
             [[ $text == *$'\n%window-renamed '* ]] && news=1
-            if [ -n "$as_text" ]; then reply=$text; else take_answer "$text"; fi
+            reply=$text
             return
         fi
         text+='`'
@@ -139,6 +144,7 @@ ask() {
 # Each command's output stands between a line "%begin <block>" and a line "%end <block>".
 take_answer() {
     local text=$1 block part
+    answer=()
     while [[ $text == *$'\n%begin '* ]]; do
         text=${text#*$'\n%begin '}
         block=${text%%$'\n'*} text=$'\n'${text#*$'\n'}
@@ -157,17 +163,18 @@ take_answer() {
 
 # The same for commands that may run twice.
 query() { ask "$@" || { [ -z "$to" ] && ask "$@"; }; }
+query_raw() { ask_raw "$@" || ask_raw "$@"; }
 
 # Waits for so many seconds, or until tmux has something to report. With a limit, bash asks the kernel before each byte: only
 # the first has one, as the rest of a line comes with it.
 await_news() {
     local line rest=''
-    if [ -z "$to" ] && ! connect; then
+    if [[ -z $to ]] && ! connect; then
         sleep "$1"
         return
     fi
     if read -rt "$1" -N 1 -u "$from" line; then
-        [ "$line" = % ] && IFS= read -ru "$from" rest
+        [[ $line == % ]] && IFS= read -ru "$from" rest
         [[ $rest == window-renamed* ]] && news=1
     elif (($? <= 128)); then
         disconnect

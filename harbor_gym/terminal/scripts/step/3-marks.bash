@@ -17,16 +17,16 @@ take_mark() {
 # True if the mark is later than the one before the keys: each shell counts up.
 is_new_mark() {
     local count=${typed#*:} new=${mark#*:}
-    [ -n "$kind" ] && [ "$mark" != "$typed" ] && { [ "${mark%%:*}" != "${typed%%:*}" ] || ((10#${new%%:*} > 10#${count%%:*})); }
+    [[ -n $kind && $mark != "$typed" ]] && { [[ ${mark%%:*} != "${typed%%:*}" ]] || ((10#${new%%:*} > 10#${count%%:*})); }
 }
 
 at_new_prompt() { [[ $kind == [pm] ]] && is_new_mark; }
 
 read_mark() {
     local line
-    as_text=1 query "display-message -p -t %0 '|#{pane_dead} #{alternate_on}|#{pane_path}'" || return
+    query_raw "display-message -p -t %0 '|#{pane_dead} #{alternate_on}|#{pane_path}'" || return
     line=${reply#*$'\n|'}
-    [ "$line" != "$reply" ] || return
+    [[ ${#line} != "${#reply}" ]] || return
     is_dead=${line:0:1} is_full=${line:2:1}
     line=${line#*|}
     take_mark "${line%%$'\n'*}"

@@ -21,7 +21,7 @@ examine() {
     # If its leader runs, there is no need to find the others.
     read_stat "$shell" && foreground=$terminal_group
     ((foreground > 0)) || { is_hidden=1 && return; }
-    { [ "$foreground" = "$shell" ] || read_stat "$foreground"; } && [ "$state" != S ] && return 1
+    { [[ $foreground == "$shell" ]] || read_stat "$foreground"; } && [[ $state != S ]] && return 1
     find_foreground
     for pid in "${members[@]}"; do
         read_stat "$pid" || continue
@@ -182,7 +182,7 @@ note_blocker() {
 # True if the blocker still makes `examine` false: it has not run, and is in the terminal's foreground.
 is_blocked() {
     local ran=''
-    if [ -n "$blocker" ] && read_stat "$shell"; then
+    if [[ -n $blocker ]] && read_stat "$shell"; then
         foreground=$terminal_group
         read_stat "$blocker" && [ "$state $group $terminal_group" = "S $foreground $foreground" ] &&
             read -r ran _ <"$proc/$blocker/task/$blocker/schedstat" && [ "$ran" = "$blocker_ran" ] && return
@@ -230,7 +230,11 @@ has_settled() {
     if [[ ,$evidence == *",$sys_read "* ]] && is_raw && ! [[ $modes == *'min = 1; time = 0;'* ]]; then return 1; fi
     read_stat "$server" && [ "$state" = S ] || return
     read_screen
-    [ "$is_dead" = 0 ] && ! at_new_prompt || return
+    [ "$is_dead" = 0 ] || return
+    if at_new_prompt; then
+        is_complete
+        return
+    fi
     # The terminal's own echo comes from a thread of the kernel, which may be late on a busy machine.
     [ "$screen" != "$untyped" ] || return
     # The verdict holds only if every thread is still in the same system call.
@@ -248,8 +252,13 @@ sleep_quietly() {
 # True when the shell has printed a new prompt completely: it writes the mark last.
 at_prompt() {
     news=''
-    read_mark && at_new_prompt || return
-    if [ -n "$types_ahead" ]; then
+    read_mark && at_new_prompt && is_complete
+}
+
+# The same for the new mark that was read last.
+is_complete() {
+    news=''
+    if [[ -n $types_ahead ]]; then
         # More input may be on its way than the line that brought this prompt.
         local seen=$mark
         await_news "$soon_sec"
@@ -260,7 +269,7 @@ at_prompt() {
         read_mark && [ "$mark" = "$seen" ] || { news=1 && return 1; }
     fi
     why=prompt
-    if [ "$kind" = m ]; then why=tty_read; fi
+    if [[ $kind == m ]]; then why=tty_read; fi
 }
 
 # True while the line editor of a shell or another interpreter reads: the terminal is then raw. Programs that only pass
@@ -287,7 +296,7 @@ look() {
         return
     fi
     if at_new_prompt; then
-        news=1
+        is_complete
         return
     fi
     find_foreground

@@ -37,6 +37,7 @@ await_first_prompt() {
         if ((now >= next)); then
             needs_run=''
             if has_settled; then ((++settled < 5)) || return 0; else settled=0; fi
+            [ "$kind" != p ] || return 0
             next=$((now + 100))
         fi
         await_news 0.01
@@ -53,31 +54,44 @@ wait_until_done() {
     read_clock
     started=$now quiet_since=$now idle_since=$now
     end=$((now + $1)) next_look=$((now + 30))
-    while [ -z "$why" ]; do
+    while [[ -z $why ]]; do
+        acts=''
         if ! shell_lives; then
             await_dead_pane
-        elif [ -z "$2" ] && [ -n "$news" ] && at_prompt; then
+        elif [[ -z $2 && -n $news ]] && at_prompt; then
             break
-        elif [ -z "$2" ] && [ -n "$can_settle" ] && [ -z "$is_early" ] && has_settled; then
+        elif [[ -z $2$is_early ]] && ! leader_acts && [[ -n $can_settle ]] && has_settled; then
             break
         else
-            read_clock
+            [[ -n $is_early ]] || read_clock
             if ((now >= end)); then
                 end_wait "$2"
             elif ((now >= next_look)); then
-                if [ -z "$2" ] && ! needs_no_look; then look; fi
+                if [[ -z $2 ]] && ! needs_no_look; then look; fi
                 next_look=$((now + (now - started < 500 ? 40 : 100)))
             fi
         fi
-        if [ -z "$why" ]; then pause "$2"; fi
+        if [[ -z $why ]]; then pause "$2"; fi
         is_early=''
         heartbeat
         if is_abandoned; then why=abandoned; fi
     done
 }
 
-# True if the foreground has slept since it was examined. Every eighth look is made all the same.
-needs_no_look() { [ -n "$is_asleep" ] && [ -z "$prompt_before" ] && is_blocked && ((++looks_skipped % 8)); }
+# True if the foreground's leader runs, or all of it has slept since it was examined: nobody waits for input then. Every
+# eighth look is made all the same.
+needs_no_look() {
+    [[ -n $acts ]] || { [[ -n $is_asleep && -z $prompt_before ]] && is_blocked; } || return
+    ((++looks_skipped % 8))
+}
+
+# True if the leader of the terminal's foreground runs: `examine` is false then. The shell is the process read last.
+leader_acts() {
+    [[ -n $state ]] && ((terminal_group > 0)) || return
+    [[ $terminal_group == "$shell" ]] || read_stat "$terminal_group" || return
+    [[ $state != S ]] || return
+    acts=1 settle_next=$settle_sec blocker='' is_asleep=''
+}
 
 # Ends a wait whose time is up: a prompt at the last moment counts.
 end_wait() {
@@ -95,14 +109,17 @@ at_shell() {
 # Pauses until the next moment at which there could be news. $1 is $2 of wait_until_done.
 pause() {
     local left=$((next_look < end ? next_look - now : end - now)) most=50
-    [ -n "$news" ] && [ -z "$1" ] && most=5
-    if [ -z "$1" ] && [ -n "$can_settle" ] && ((now - started < 200)); then most=10; fi
-    if [ -n "$blocker" ] && ((now - started > 4 * most)); then most=$((now - started < 200 ? (now - started) / 4 : 50)); fi
-    if [ -n "$is_early" ] && [ -z "$1" ]; then most=4; fi
-    ((left > most)) && left=$most
-    ((left < 1)) && left=1
+    [[ -n $news && -z $1 ]] && most=5
+    if [[ -z $1 && -n $can_settle ]] && ((now - started < 200)); then
+        most=$((now - started < 40 ? 10 : (now - started) / 3))
+    fi
+    if [[ -n $blocker ]] && ((now - started > 4 * most)); then most=$((now - started < 200 ? (now - started) / 4 : 50)); fi
+    # The shell first has to start what the keys tell it to, and reports its own prompt.
+    if [[ -z $1 && -n $is_early && $foreground != "$shell" ]]; then most=4; fi
+    ((most > 50)) && most=50
+    left=$((left > most ? most : left < 1 ? 1 : left))
     printf -v left '0.%03d' "$left"
-    if [ -n "$news" ] && [ -z "$1" ]; then
+    if [[ -z $1 && -n $news ]]; then
         # The news is known already: this only gives the shell time to reach its prompt.
         news='' && await_news "$left" && news=1
     else

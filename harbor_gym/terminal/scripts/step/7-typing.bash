@@ -24,7 +24,7 @@ type_keys() {
 type_once() {
     news=''
     local path
-    as_text=1 ask "display-message -p -t %0 '|#{pane_path}'" "set-option -p -F -t %0 @typed '$number $waits|$2|#{pane_path}'" "$1" &&
+    ask_raw "display-message -p -t %0 '|#{pane_path}'" "set-option -p -F -t %0 @typed '$number $waits|$2|#{pane_path}'" "$1" &&
         [[ $reply != *$'\n%error '* ]] || return
     path=${reply#*$'\n|'}
     take_mark "${path%%$'\n'*}"
@@ -108,7 +108,7 @@ run_command() {
     note_keys "$2" "$3"
     was_waited_for && return
     news=1 runtimes=()
-    if [ "$2" = none ]; then
+    if [[ $2 == none ]]; then
         read_mark
         typed=$mark
         # A shell that runs a loop is in the foreground between the loop's commands.
@@ -118,7 +118,7 @@ run_command() {
         types_ahead=1
     else
         note_runtimes
-        if [ "$foreground" != "$shell" ]; then
+        if [[ $foreground != "$shell" ]]; then
             # Between line ends the terminal itself echoes for a program that reads lines.
             if [ -n "$keys_end_line" ]; then
                 needs_run=1
@@ -131,7 +131,7 @@ run_command() {
                 needs_run='' untyped=$screen
             fi
         fi
-        [ "$2" = keys ] || [ "$foreground" = "$shell" ] || [ -z "$keys_end_line" ] || types_ahead=1
+        [[ $2 == keys || $foreground == "$shell" || -z $keys_end_line ]] || types_ahead=1
         type_keys "$2" "$3" || {
             why=ended
             read_mark && [ "$is_dead" = 0 ] && why=untyped
@@ -140,7 +140,7 @@ run_command() {
     fi
     if [[ $1 == =* ]]; then
         wait_exactly "${1#=}"
-    elif [ -n "$idle" ]; then
+    elif [[ -n $idle ]]; then
         wait_until_done "${1#*/}" idle
     else
         wait_until_done "${1%/*}" ''

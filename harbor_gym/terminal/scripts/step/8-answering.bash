@@ -1,8 +1,8 @@
 # Answering with the screen.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-save="display-message -p -t %0 '#{@frame}' ; list-buffers -F '#{buffer_name} #{buffer_size}'"
-save+=" ; save-buffer -b text $dir/text ; save-buffer -b visible $dir/visible"
+tell="display-message -p -t %0 '#{@frame}'"
+save="list-buffers -F '#{buffer_name} #{buffer_size}' ; save-buffer -b text $dir/text ; save-buffer -b visible $dir/visible"
 
 # Screen and mark are captured in one line of commands, and stay in tmux, so that they can be read again if this answer is
 # lost. tmux pauses to save a buffer, and the further commands of a client that exits then are lost: what saves the buffers
@@ -10,7 +10,7 @@ save+=" ; save-buffer -b text $dir/text ; save-buffer -b visible $dir/visible"
 show_screen() {
     local turn pane="$nonce pane #{pane_dead} #{pane_dead_status} #{pane_dead_signal} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"
     for turn in 1 2; do
-        as_text=1 ask "set-option -p -F -t %0 @frame '$nonce step ${waits:-,}|$pane|#{pane_path}'" \
+        ask_raw "set-option -p -F -t %0 @frame '$nonce step ${waits:-,}|$pane|#{pane_path}'" "$tell" \
             "if-shell -F -t %0 '#{alternate_on}' 'capture-pane -b text -t %0 ; capture-pane -b visible -t %0' \
 'capture-pane -b text -J -S - -t %0 ; clear-history -t %0 ; capture-pane -b visible -J -t %0'"$'\n'"$save"
         show_reply || show_again && return
@@ -32,19 +32,20 @@ find_remains() {
 
 # Prints the answer that tmux keeps; false if it is not of this step.
 show_again() {
-    as_text=1 query "$save"
+    query_raw "$tell" "$save"
     show_reply
 }
 
 # The same where tmux has printed it already, in reply to the commands in save.
 show_reply() {
-    local begin frame lines bytes size source text visible
+    local begin frame lines part bytes size source text visible
     # If a buffer could not be saved, the rest is still an answer.
     lines=${reply#*$'\n'"$nonce step "}
-    [ "$lines" != "$reply" ] || return
+    [[ ${#lines} != "${#reply}" ]] || return
     begin="$nonce step ${lines%%|*}" frame=${lines#*|} frame=${frame%%$'\n'*}
     take_mark "${frame#*|}"
     frame=${frame%%|*}
+    hold_answer && return
     find_source text "$lines" || return
     text=("${source[@]}") visible=() size=$((${#frame} + 1 + bytes))
     if [[ ${frame#* . } != 1* ]]; then
@@ -62,19 +63,33 @@ show_reply() {
     return 0
 }
 
+# Where both texts are short and saved, as they mostly are, all is one text that is printed at once: every piece wakes up
+# who reads it.
+hold_answer() {
+    local whole="$begin $mark"$'\n'"$frame"$'\n'
+    read_saved text || return
+    whole+=$part
+    if [[ ${frame#* . } != 1* ]]; then
+        read_saved visible || return
+        whole+="$nonce visible"$'\n'$part
+    fi
+    ((${#whole} - ${#begin} - ${#mark} - 2 <= 2 * limit)) && held=$whole
+}
+
+# Sets part to the saved content of tmux's buffer $1; false if it is long, as bash is slow then, or not whole: the disk may
+# be full.
+read_saved() {
+    part=''
+    IFS= read -rN 32001 part <"$dir/$1"
+    ((${#part} <= 32000)) && [[ $lines$'\n' == *$'\n'"$1 ${#part}"$'\n'* ]]
+}
+
 # Sets source to a command that prints tmux's buffer $1, and bytes to its size in the list of buffers $2. The saved file is
 # the fastest source, unless the disk was full, which tmux does not report.
 find_source() {
-    local part=''
     [[ $'\n'$2$'\n' =~ $'\n'"$1 "([0-9]+)$'\n' ]] || return
     bytes=${BASH_REMATCH[1]} source=(print_buffer "$1")
-    # bash is slow with long texts.
-    if ((bytes > 32000)); then
-        (($(wc -c <"$dir/$1") == bytes)) && source=(cat "$dir/$1")
-    else
-        IFS= read -r -d '' part <"$dir/$1"
-        ((${#part} == bytes)) && source=(printf %s "$part")
-    fi
+    (($(wc -c <"$dir/$1") == bytes)) && source=(cat "$dir/$1")
     return 0
 }
 

@@ -33,17 +33,18 @@ kill_tree() {
 }
 
 take_step() {
+    local place
     nonce=$1 limit=$2 number=$3
     shift 3
     waits='' why='' noted_number=0 begun=$number
     read_pane && is_reachable || why=ended
-    [ "$mode" = again ] && take_over
-    if [ "$mode" != again ] || ! show_again; then
+    [[ $mode == again ]] && take_over
+    if [[ $mode != again ]] || ! show_again; then
         # No later command than the step's own last one can have been typed.
-        [ "$mode" = again ] && read_note && ((noted_number < begun + $# / 3)) || noted_number=0
+        [[ $mode == again ]] && read_note && ((noted_number < begun + $# / 3)) || noted_number=0
         while (($#)); do
             if [[ $why != @(ended|untyped) ]]; then run_command "$1" "$2" "$3"; fi
-            [ "$why" = abandoned ] && return
+            [[ $why == abandoned ]] && return
             waits+=,$why number=$((number + 1))
             shift 3
         done
@@ -51,7 +52,10 @@ take_step() {
         is_reachable || waits=${waits%,*},ended
         show_screen
     fi
-    printf '%s end\n' "$nonce"
+    held+="$nonce end"$'\n'
+    # In pieces of the size of a buffer: bash prints the rest of a longer text line by line.
+    for ((place = 0; place < ${#held}; place += 4096)); do printf %s "${held:place:4096}"; done
+    held=''
 }
 
 serve() {
