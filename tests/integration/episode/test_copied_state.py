@@ -74,7 +74,114 @@ async def test_a_copy_of_a_copy_of_a_copy(task_dir: Path) -> None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 _LIBC = "import ctypes, os, select, signal, socket, threading, time; l = ctypes.CDLL(None)\n"
+_HEAD = """
+import ctypes, fcntl, mmap, os, select, signal, socket, struct, tempfile, threading, time, tty
+l = ctypes.CDLL(None, use_errno=True)
+def fork(work):
+    pid = os.fork()
+    if pid: return pid
+    work(); os._exit(7)
+def thread(work):
+    threading.Thread(target=work, daemon=True).start(); time.sleep(.2)
+"""
+
+
+def kept(program: str) -> tuple[str, ...]:
+    """Return keystrokes that run a program and ask for more."""
+    return f"cat >/srv/p.py <<'E'\n{_HEAD}{program.strip()}\nE\npython3 -iq /srv/p.py\n", "\n"
+
+
 STATES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "half a line": (("cat\n", "ty"), "ped\n", "typed\ntyped"),
+    "lines, ends and single keys in terminals": (
+        kept(r"""
+m, s = os.openpty(); os.write(m, b'one\n\x04two\n\x16\x04thr\x04fo\x16\x03u')
+n, t = os.openpty(); tty.setcbreak(t); os.write(n, b'ke')
+"""),
+        "[os.read(s, 99) for _ in 'four'], os.write(m, b'r\\n'), os.read(s, 99), os.read(t, 99)\n",
+        "([b'one\\n', b'', b'two\\n', b'\\x04thr'], 2, b'fo\\x03ur\\n', b'ke')",
+    ),
+    "threads' classes and classes of input, the timer slack, the filter of core dumps": (
+        kept("""
+i = []
+def idle():
+    i.append(threading.get_native_id()); os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); os.nice(3)
+    l.syscall(251, 1, 0, 2 << 13 | 6); time.sleep(1e6)
+thread(idle); l.prctl(29, 77777, 0, 0, 0); open('/proc/self/coredump_filter', 'w').write('1')
+"""),
+        "os.sched_getscheduler(i[0]), os.getpriority(0, i[0]), l.syscall(252, 1, i[0]), l.prctl(30, 0, 0, 0, 0),"
+        " int(open('/proc/self/coredump_filter').read(), 16)\n",
+        "(5, 3, 16390, 77777, 1)",
+    ),
+    "ended, stopped and watched processes": (
+        kept("""
+z = fork(lambda: None); s = fork(lambda: time.sleep(99)); p = fork(lambda: None); f = os.pidfd_open(p)
+time.sleep(.3); os.kill(s, 19); time.sleep(.1)
+"""),
+        "os.waitpid(z, 0)[1], os.waitpid(s, os.WUNTRACED)[1], os.waitid(3, f, os.WEXITED).si_status\n",
+        "(1792, 4991, 7)",
+    ),
+    "what threads and timers wait for": (
+        kept("""
+signal.pthread_sigmask(0, {10, 34}); lock, got, f = threading.Lock(), [], open('/srv/x', 'w')
+def wait(): lock.acquire(); got.append('futex')
+def lockf(): fcntl.flock(open('/srv/x'), fcntl.LOCK_EX); got.append('flock')
+lock.acquire(); thread(wait); fcntl.flock(f, fcntl.LOCK_EX); thread(lockf)
+signal.alarm(3000); signal.setitimer(1, 1e5); left = (ctypes.c_long * 4)(0, 0, 2000, 0); tid = ctypes.c_void_p()
+l.timer_create(1, ctypes.create_string_buffer(struct.pack('Qii', 5, 10, 0) + bytes(64)), ctypes.byref(tid))
+l.timer_settime(tid, 0, left, None)
+t = l.timerfd_create(1, 0); l.timerfd_settime(t, 0, (ctypes.c_long * 4)(0, 0, 0, 1000), None)
+os.kill(os.getpid(), 10); signal.pthread_kill(threading.get_ident(), 34)
+"""),
+        "lock.release(), fcntl.flock(f, 8), time.sleep(.5), sorted(got), 0 < signal.alarm(0) <= 3000,"
+        " signal.getitimer(1)[0] > 9e4, l.timer_gettime(tid, left), 0 < left[2] <= 2000, os.read(t, 8)[0],"
+        " [int(n) for n in sorted(signal.sigpending())]\n",
+        "(None, None, None, ['flock', 'futex'], True, True, 0, True, 1, [10, 34])",
+    ),
+    "memory that two share, and files without a name": (
+        kept("""
+maps = [mmap.mmap(-1, 4096)]; r, w = os.pipe()
+for name in ('/srv/m', '/dev/shm/m'):
+    with open(name, 'wb+') as file:
+        file.truncate(4096); maps.append(mmap.mmap(file.fileno(), 4096))
+def write():
+    os.read(r, 1)
+    for m in maps: m[:3] = b'two'
+fork(write); f = open('/srv/f', 'w+'); f.write('kept'); f.flush(); os.unlink('/srv/f'); t = tempfile.TemporaryFile()
+t.write(b'kept'); t.flush(); k = mmap.mmap(-1, 1 << 20)
+l.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(k))), ctypes.c_size_t(1 << 20))
+g = os.memfd_create('g', os.MFD_ALLOW_SEALING); os.write(g, b'abc'); fcntl.fcntl(g, 1033, 15)
+"""),
+        "os.write(w, b'x'), os.wait()[1], [m[:3] for m in maps], open('/srv/m').read(3), f.seek(0), f.read(), t.tell(),"
+        " fcntl.fcntl(g, 1034), int(open('/proc/self/status').read().split('VmLck:')[1].split()[0]) >= 1024\n",
+        "(1, 1792, [b'two', b'two', b'two'], 'two', 0, 'kept', 4, 15, True)",
+    ),
+    "full, large and closed pipes, sockets half closed, connected or waiting": (
+        kept("""
+r, w = os.pipe(); n = os.write(w, bytes(65536)); os.close(w); p, q = os.pipe(); fcntl.fcntl(q, 1031, 1 << 20)
+os.write(q, bytes(1 << 19)); os.mkfifo('/srv/n'); f = os.open('/srv/n', os.O_RDWR); os.write(f, b'fifo')
+os.unlink('/srv/n'); a, b = socket.socketpair(); a.send(b'end'); a.shutdown(1)
+s = socket.socket(1); s.bind('/srv/s'); s.listen(); c = socket.socket(1); c.connect('/srv/s'); s.settimeout(9)
+u, v = socket.socket(type=2), socket.socket(type=2); v.bind(('127.0.0.1', 99)); u.connect(v.getsockname())
+v.settimeout(9); x, y = socket.socketpair(); x.setsockopt(1, 20, struct.pack('ll', 5, 0))
+"""),
+        "len(os.read(r, 1 << 17)), os.read(r, 9), len(os.read(p, 1 << 20)), fcntl.fcntl(q, 1032), os.read(f, 9),"
+        " b.recv(9), b.recv(9), b.send(b'x'), c.send(b'hi'), s.accept()[0].recv(9), u.send(b'hi'), v.recv(9),"
+        " x.getsockopt(1, 20, 16)[0]\n",
+        "(65536, b'', 524288, 1048576, b'fifo', b'end', b'', 1, 2, b'hi', 2, b'hi', 5)",
+    ),
+    "nothing that a sandbox refuses": (
+        kept("""
+def code(result): return ctypes.get_errno() if result == -1 else result
+p = fork(lambda: time.sleep(99))
+tried = [code(l.ptrace(0x4206, p, None, None)), code(l.mount(b'none', b'/mnt', b'tmpfs', 0, None))]
+tried += [code(l.unshare(kind << 24)) for kind in (2, 4, 8, 16, 32, 64)]
+tried += [code(l.syscall(n, 1, 0, 0)) for n in (425, 323, 300, 298, 321)]
+l.mmap.restype = ctypes.c_long; tried.append(code(l.mmap(None, ctypes.c_size_t(2 << 20), 3, 0x40022, -1, 0)))
+"""),
+        "tried\n",
+        "[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 12]",
+    ),
     "a stopped process": (
         ("sleep 1000 & kill -STOP $!; sleep 0.2\n",),
         "clear; ps -o stat= -p $!; kill -CONT $!; sleep 0.2; ps -o stat= -p $!\n",
@@ -117,11 +224,11 @@ STATES: dict[str, tuple[tuple[str, ...], str, str]] = {
         (
             "python3 -q\n",
             f"{_LIBC}a, b = socket.socketpair(); a.send(b'stream')\n",
-            "c, d = socket.socketpair(type=socket.SOCK_DGRAM); c.send(b'one'); c.send(b'two'); r, w = os.pipe()\n",
-            "f = l.memfd_create(b'm', 0); os.write(f, b'memory'), os.write(w, b'pipe'), b.settimeout(9)\n",
+            "f = l.memfd_create(b'm', 0); r, w = os.pipe(); os.write(f, b'memory'), os.write(w, b'pipe')\n",
+            "b.settimeout(9)\n",
         ),
-        "b.recv(9), d.recv(9), d.recv(9), os.pread(f, 9, 0), os.read(r, 9)\n",
-        "(b'stream', b'one', b'two', b'memory', b'pipe')",
+        "b.recv(9), os.pread(f, 9, 0), os.read(r, 9)\n",
+        "(b'stream', b'memory', b'pipe')",
     ),
     "threads, a timer and a filter of its own": (
         (
@@ -255,6 +362,70 @@ async def test_a_copy_of_full_storage_is_as_full(tmp_path: Path) -> None:
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
+
+LEFT_OUT: dict[str, tuple[str, str]] = {
+    "descriptor": (
+        "a, b = socket.socketpair(type=5); socket.send_fds(a, [b'x'], [0]); keep(a, b)",
+        "process [0-9]+ .python3. has not read a datagram in a Unix socket",
+    ),
+    "empty datagram": (
+        "a, b = socket.socketpair(type=2); a.send(b''); a.send(b'two'); keep(a, b)",
+        "has not read a datagram in a Unix socket",
+    ),
+    "credentials": (
+        "a, b = socket.socketpair(); b.setsockopt(1, socket.SO_PASSCRED, 1); a.send(b'x'); keep(a, b)",
+        "Control messages in queue, not supported",
+    ),
+    "urgent": ("a, b = socket.socketpair(); a.send(b'a', socket.MSG_OOB); keep(a, b)", "has not read an urgent byte"),
+    "peek": ("a, b = socket.socketpair(); b.setsockopt(1, 42, 2); keep(a, b)", "has set SO_PEEK_OFF of a socket"),
+    "UDP-Lite": (
+        "a = socket.socket(type=2, proto=136); a.bind(('127.0.0.1', 99)); a.sendto(b'x', a.getsockname()); keep(a)",
+        "UDP-Lite port 99 has data",
+    ),
+    "netlink": (
+        "a = socket.socket(16, 3, 0); a.bind((0, 0)); a.send(struct.pack('IHHIIB7x', 24, 18, 769, 1, 0, 0)); keep(a)",
+        "netlink: The socket has data to read",
+    ),
+    "connection": (
+        "s = socket.create_server(('127.0.0.1', 98)); keep(s, socket.create_connection(s.getsockname()))",
+        "inet",
+    ),
+    "semaphore": ("os.eventfd(2, os.EFD_SEMAPHORE)", "has an eventfd with EFD_SEMAPHORE or a large count"),
+    "last words": ("m, s = os.openpty(); os.write(s, b'x'); os.close(s)", "what an ended program wrote to /dev/pts/1"),
+    "packets": ("r, w = os.pipe2(os.O_DIRECT); os.write(w, b'one')", "packetized mode for pipes is not supported"),
+    "huge pages": ("l.memfd_create(b'm', 4)", "Can't lookup mount=[0-9]+ for fd=3 path=/memfd:m"),
+    "large file": (
+        "f = os.open('/srv/f', 66); _ = os.write(f, bytes(66 << 20)); os.unlink('/srv/f')",
+        "Can't dump ghost file /srv/f of 69206016 size",
+    ),
+    "queue": (
+        "q = l.mq_open(b'/q', 0o102, 0o600, None); l.mq_unlink(b'/q')",
+        "Can't lookup mount=[0-9]+ for fd=3 path=/q",
+    ),
+    "shared memory": (
+        "i = l.shmget(0, 4096, 0o1600); _ = l.shmat(i, None, 0), l.shmctl(i, 0, None)",
+        "leave out: shm:",
+    ),
+}
+"""What one program has in turn, and the refusal."""
+
+
+async def test_what_a_copy_would_lack_is_refused_and_the_rest_is_copied(task_dir: Path) -> None:
+    program = "def keep(*all): [each.detach() for each in all]"
+    async with AsyncTerminalGymEnv(config_of(task_dir)) as parent:
+        await parent.reset()
+        for line in kept(program):
+            await typed(parent, line, PATIENT_SEC)
+        for what, (line, words) in LEFT_OUT.items():
+            assert "Error" not in await typed(parent, f"{line}\n", PATIENT_SEC), what
+            with pytest.raises(SandboxError, match=words):
+                await parent.fork(1, mode="exact")
+            await typed(parent, "os.closerange(3, 99)\n", PATIENT_SEC)
+        await typed(parent, "exit()\n", PATIENT_SEC)
+        (copy,) = await parent.fork(1, mode="exact")
+        async with copy:
+            assert "\n6\n" in await typed(copy, "clear; echo $((5+1))\n", PATIENT_SEC)
+
 
 _SEND_DESCRIPTOR = "_ = socket.send_fds(a, [b'second'], [0]), b.settimeout(9)\n"
 _DEEP = "import os\nfor _ in range(30):\n    os.mkdir('d' * 200); os.chdir('d' * 200)"

@@ -2,7 +2,8 @@
 
 CRIU does it, inside the sandbox's own namespaces, so that it has no namespace and no mount to save. Nothing of the
 sandbox's is loaded into it: it starts outside, with its libraries, and enters as its first act (``_entering``). Files
-are copied while the dumped processes stand still: CRIU reports ``post-dump`` then, and waits for an answer.
+are copied while the dumped processes stand still: CRIU reports ``post-dump`` then, and waits for an answer. Before it
+touches what it has stopped it reports ``query-ext-files``: what it would leave out is looked for then.
 
 Source: criu(8), criu's images/rpc.proto, images/inventory.proto, images/core.proto and images/sk-packet.proto,
 prctl(2), prlimit(2), elf(5), ld.so(8).
@@ -11,7 +12,6 @@ prctl(2), prlimit(2), elf(5), ld.so(8).
 import base64
 import contextlib
 import errno
-import json
 import os
 import select
 import signal
@@ -19,7 +19,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kernel import cgroups, ipc
@@ -35,12 +35,21 @@ from kernel.calls import (
 )
 from kernel.ids import Extents, outside_of
 from kernel.procfs import read_stat
+from left_out import (
+    CheckpointError,
+    Input,
+    name_of,
+    note_input,
+    note_threads,
+    put_back,
+    require_none,
+    set_noted,
+    take_input,
+)
 from messages import Criu, SupervisorConfig
 
 IMAGES, UPPER, SHM = "images", "upper", "shm"
 """Directories of a copy in memory."""
-_CPUS = "cpus.json"
-"""Beside CRIU's images: the processors of each thread that may not run on all, which CRIU leaves out."""
 _LOG = "criu.log"
 _DUMP, _NOTIFY = 1, 6
 """Of rpc.proto's criu_req_type."""
@@ -69,10 +78,6 @@ _LAST_DESCRIPTOR = 1 << 20
 _FULL_BYTES = 1 << 20
 _UNPACK = ("/bin/tar", "--extract", "--preserve-permissions", "--same-owner", "--numeric-owner", "--acls", "--xattrs",
            "--xattrs-include=*", "--file=-")  # fmt: skip
-
-
-class CheckpointError(ValueError):
-    """Processes can't be dumped or restored; the message states why."""
 
 
 # --- protocol buffers, as far as CRIU's need them ---------------------------------------------------------------------
@@ -196,11 +201,20 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
         owner = _owner_of(pids)
         shm = os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    taken: list[Input] = []
+
+    def look() -> None:
+        with place.entered():
+            tree = _split(root)[0]
+            require_none(tree)
+            note_threads(images, tree)
+            taken.extend(take_input(tree))
+            note_input(images, taken)
+
     def copy_files() -> None:
         with place.entered():
+            put_back(taken)
             _require_no_others(root)
-            _require_read_datagrams()
-            _note_cpus(images, _split(root)[0])
         for name, source in ((UPPER, "upper/."), (SHM, f"/proc/self/fd/{shm}/.")):
             target = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
             _copy(source, target)
@@ -212,7 +226,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
         enter += _becoming(owner, 0)
     sock, pid = _serve(criu, images, place, enter)
     try:
-        _ask_for_dump(sock, pid, images, root, copy_files)
+        _ask_for_dump(sock, pid, images, root, {b"query-ext-files": look, b"post-dump": copy_files})
     except CheckpointError:
         _require_room(memory)
         raise
@@ -220,6 +234,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
         sock.close()
         with place.entered():
             _end_children()
+            put_back(taken)
     _require_plain_messages(images)
     last = _prepare_images(images)
     return {"last": last}
@@ -237,7 +252,9 @@ def _require_room(memory: int) -> None:
         raise CheckpointError(f"its processes and files take more than {most} MiB of memory when copied") from None
 
 
-def _ask_for_dump(sock: socket.socket, pid: int, images: int, root: int, copy_files: Callable[[], None]) -> None:
+def _ask_for_dump(
+    sock: socket.socket, pid: int, images: int, root: int, at: Mapping[bytes, Callable[[], None]]
+) -> None:
     # images_dir_fd, pid, leave_running, file_locks, log_level, log_file, notify_scripts, manage_cgroups and its mode
     # (ignore), ghost_limit, network_lock (skip)
     options = b"".join((
@@ -258,9 +275,10 @@ def _ask_for_dump(sock: socket.socket, pid: int, images: int, root: int, copy_fi
         if fields[1] != _NOTIFY:
             break
         assert isinstance(fields[5], bytes)
-        if {n: v for n, v, _ in _fields(fields[5])}.get(1) == b"post-dump":
+        stage = next(value for number, value, _ in _fields(fields[5]) if number == 1)
+        if isinstance(stage, bytes) and stage in at:
             try:
-                copy_files()
+                at[stage]()
             except (CheckpointError, OSError) as exc:
                 failure = exc  # CRIU lets the processes go first
         with contextlib.suppress(ConnectionError):
@@ -324,9 +342,8 @@ def restore(place: Place, criu: Criu, memory: int, source: Extents) -> dict[str,
     pid = _start(criu, arguments, (images, place.mounts, place.init), begin, enter)
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         raise CheckpointError(f"the processes can't be restored{_why(os.pread(log, _MESSAGE_BYTES, 0))}")
-    for thread, cpus in json.loads(_content(images, _CPUS)).items():
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread), cpus)
+    with place.entered():
+        set_noted(images)
     return {}
 
 
@@ -543,37 +560,14 @@ def _await_only_tree(root: int) -> list[int]:
         if not others:
             return tree
         if time.monotonic() > deadline:
-            raise CheckpointError(f"process {others[0]} ({_name(others[0])}) is not below the terminal's first one")
+            raise CheckpointError(f"process {others[0]} ({name_of(others[0])}) is not below the terminal's first one")
         time.sleep(_PAUSE_SEC)
 
 
 def _require_no_others(root: int) -> None:
     criu = {pid for pid, parent in _processes().items() if parent == os.getpid()}
     if others := [pid for pid in _split(root)[1] if pid not in criu]:
-        raise CheckpointError(f"process {others[0]} ({_name(others[0])}) is not below the terminal's first one")
-
-
-def _require_read_datagrams() -> None:
-    for name in ("udp", "udp6"):
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{name}", encoding="utf-8") as lines:  # noqa: PTH123
-            for line in lines:
-                _, local, _, _, queues, *_ = line.split()
-                if int(queues.partition(":")[2], 16) if ":" in queues else 0:
-                    port = int(local.rpartition(":")[2], 16)
-                    raise CheckpointError(f"UDP port {port} has data that nobody has read, which CRIU would leave out")
-
-
-def _note_cpus(images: int, pids: Sequence[int]) -> None:
-    """Write down on which processors threads may run, of those that may not run where this process may."""
-    usual, notes = os.sched_getaffinity(0), dict[int, list[int]]()
-    for pid in pids:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for thread in map(int, os.listdir(f"/proc/{pid}/task")):  # noqa: PTH208
-                if (cpus := os.sched_getaffinity(thread)) != usual:
-                    notes[thread] = sorted(cpus)
-    handle = os.open(_CPUS, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=images)
-    os.write(handle, json.dumps(notes).encode())
-    os.close(handle)
+        raise CheckpointError(f"process {others[0]} ({name_of(others[0])}) is not below the terminal's first one")
 
 
 def _end_children() -> None:
@@ -583,14 +577,6 @@ def _end_children() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as text:  # noqa: PTH123
-            return text.read().strip()
-    except OSError:
-        return "ended"
 
 
 def _owner_of(pids: Sequence[int]) -> tuple[int, int]:
@@ -606,7 +592,7 @@ def _owner_of(pids: Sequence[int]) -> tuple[int, int]:
         first = first or (min(users), min(groups))
         if (users, groups) != ({first[0]}, {first[1]}) and not has_capability(CAP_SYS_RESOURCE):
             raise CheckpointError(
-                f"process {pid} ({_name(pid)}) is another user's, and this machine's root has no CAP_SYS_RESOURCE"
+                f"process {pid} ({name_of(pid)}) is another user's, and this machine's root has no CAP_SYS_RESOURCE"
             )
     if first is None:
         raise CheckpointError("the terminal's first process is gone")

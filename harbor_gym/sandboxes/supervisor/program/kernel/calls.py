@@ -32,7 +32,7 @@ _MNT_DETACH = 2
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
 _ATTR_RDONLY, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x4, 0x100000
-_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _PIDFD_GETFD, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 438, 442
 """The same numbers on every architecture since Linux 5.1."""
 _FSOPEN_CLOEXEC, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSMOUNT_CLOEXEC = 1, 1, 6, 1
 _Header, _Data = ctypes.c_uint32 * 2, ctypes.c_uint32 * 6
@@ -60,6 +60,11 @@ def _call(number: int, what: str, *arguments: Any) -> int:
 def prctl(option: int, argument: int) -> None:
     """Call prctl(2) with one argument."""
     _checked(_libc.prctl(option, argument, 0, 0, 0), f"prctl {option}")
+
+
+def pidfd_getfd(process: int, number: int) -> int:
+    """Return a descriptor of this process's own for another one's; see pidfd_getfd(2)."""
+    return _call(_PIDFD_GETFD, "pidfd_getfd", process, number, 0)
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
