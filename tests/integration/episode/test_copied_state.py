@@ -92,6 +92,11 @@ def kept(program: str) -> tuple[str, ...]:
 
 
 STATES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "an editor with text that is not saved": (
+        ("vi /srv/v\n", "iunsaved text\x1b"),
+        ":%s/unsaved/changed/\n",
+        "changed text\n",
+    ),
     "half a line": (("cat\n", "ty"), "ped\n", "typed\ntyped"),
     "lines, ends and single keys in terminals": (
         kept(r"""

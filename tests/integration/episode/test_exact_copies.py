@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym._runtime.procfs import descendants, text_or_empty
 from harbor_gym.config import TerminalConfig
-from harbor_gym.errors import SandboxError, UsageError
+from harbor_gym.errors import SandboxError, SandboxLostError, UsageError
+from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import SandboxDump
 from harbor_gym.terminal import TmuxTerminal, open_terminal
 from harbor_gym.types import Command, StepResult
@@ -88,6 +90,15 @@ async def test_the_copys_episode_is_the_parents_so_far(tmp_path: Path) -> None:
 async def finished(env: AsyncTerminalGymEnv, line: str) -> StepResult:
     await typed(env, line)
     return await env.finish()
+
+
+async def test_a_copys_memory_has_the_limit(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", toml="[environment]\nmemory_mb = 256\nstorage_mb = 64\n")
+    end = "Killed" if "memory" in cgroups.places() else "MemoryError"
+    async with copied(config_of(task), "python3 -q\n", "b = bytearray(b'x') * (100 << 20)\n") as (parent, copy):
+        assert end not in await typed(copy, "c = bytearray(b'x') * (90 << 20); len(b)\n", 60.0)
+        assert end in await typed(copy, "d = bytearray(b'x') * (120 << 20)\n", 60.0), "it holds what was restored"
+        assert "\n104857600\n" in await typed(parent, "len(b)\n")
 
 
 async def test_the_first_step_of_a_task_with_steps_goes_on_to_the_next(tmp_path: Path) -> None:
@@ -248,14 +259,36 @@ def send(number: signal.Signals, pids: Sequence[int]) -> None:
             os.kill(pid, number)
 
 
-@pytest.mark.parametrize("at", ["swrk", "--restore-detached"])
-async def test_a_killed_criu_leaves_the_episode_and_no_copy(task_dir: Path, at: str) -> None:
+async def test_who_kills_criu_in_a_dump_harms_no_process_or_ends_the_episode_by_name(task_dir: Path) -> None:
+    """A process that ended with it would be taken for the policy's act: a dead shell, and a reward."""
+    async with AsyncTerminalGymEnv(config_of(task_dir)) as parent:
+        await parent.reset()
+        await typed(parent, "python3 -q\n", 2.0)
+        await typed(parent, "b = bytearray(range(256)) * 4096 * 100; x = 5\n")
+        lost: object = None
+        while not isinstance(lost, SandboxLostError):
+            forking = asyncio.ensure_future(parent.fork(1, mode="exact"))
+            if found := await criu("swrk", forking):
+                await asyncio.sleep(random.random() / 2)
+                send(signal.SIGKILL, found)
+            (lost,) = await asyncio.gather(forking, return_exceptions=True)
+            if isinstance(lost, list):
+                for copy in lost:
+                    await copy.close()
+            if not isinstance(lost, SandboxLostError):
+                assert "\n6 65280\n" in await typed(parent, "print(x + 1, sum(b[:512]))\n")
+        assert "its processes may be damaged (CRIU ended in the dump" in str(lost)
+        with pytest.raises(SandboxLostError, match="may be damaged"):
+            await parent.step([("print(x)\n", 5.0)])
+
+
+async def test_a_criu_killed_in_a_restore_leaves_the_episode_and_no_copy(task_dir: Path) -> None:
     async with AsyncTerminalGymEnv(config_of(task_dir)) as parent:
         await parent.reset()
         await typed(parent, "python3 -q\n", 2.0)
         await typed(parent, "b = bytearray(range(256)) * 4096 * 100; x = 5\n")
         forking = asyncio.ensure_future(parent.fork(2, mode="exact"))
-        while not (found := await criu(at, forking)):  # it was too fast
+        while not (found := await criu("--restore-detached", forking)):  # it was too fast
             for copy in forking.result():
                 await copy.close()
             forking = asyncio.ensure_future(parent.fork(2, mode="exact"))
@@ -263,8 +296,6 @@ async def test_a_killed_criu_leaves_the_episode_and_no_copy(task_dir: Path, at: 
         send(signal.SIGKILL, found)
         with pytest.raises(SandboxError):
             await forking
-        if at == "swrk":
-            return  # a process into which CRIU had put its code may have ended with it
         assert "\n6 65280\n" in await typed(parent, "print(x + 1, sum(b[:512]))\n")
         before = handles()
         for copy in await parent.fork(1, mode="exact"):

@@ -53,6 +53,8 @@ IMAGES, UPPER, SHM = "images", "upper", "shm"
 _LOG = "criu.log"
 _DUMP, _NOTIFY = 1, 6
 """Of rpc.proto's criu_req_type."""
+_BEFORE, _BEHIND = b"query-ext-files", b"post-dump"
+"""What it reports when all stand still and it has touched none, and when it has left them and they still stand."""
 _MESSAGE_BYTES = 1 << 16
 _MOST_PID = 1 << 22
 _TREE_SEC, _PAUSE_SEC = 1.0, 0.01
@@ -78,6 +80,10 @@ _LAST_DESCRIPTOR = 1 << 20
 _FULL_BYTES = 1 << 20
 _UNPACK = ("/bin/tar", "--extract", "--preserve-permissions", "--same-owner", "--numeric-owner", "--acls", "--xattrs",
            "--xattrs-include=*", "--file=-")  # fmt: skip
+
+
+class HarmError(CheckpointError):
+    """CRIU was killed while its code was in processes: the kernel lets them go with it."""
 
 
 # --- protocol buffers, as far as CRIU's need them ---------------------------------------------------------------------
@@ -181,7 +187,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
         root: The process's id in the sandbox.
 
     Returns:
-        The ``last`` process id that the dump has, and the ``uid`` and ``gid`` outside of its processes.
+        The ``last`` process id that the dump has; or the ``harm`` that was done to the processes.
 
     Raises:
         CheckpointError: They can't be dumped; they run on undisturbed.
@@ -226,7 +232,9 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
         enter += _becoming(owner, 0)
     sock, pid = _serve(criu, images, place, enter)
     try:
-        _ask_for_dump(sock, pid, images, root, {b"query-ext-files": look, b"post-dump": copy_files})
+        _ask_for_dump(sock, pid, images, root, {_BEFORE: look, _BEHIND: copy_files})
+    except HarmError as exc:
+        return {"harm": str(exc)}
     except CheckpointError:
         _require_room(memory)
         raise
@@ -253,7 +261,7 @@ def _require_room(memory: int) -> None:
 
 
 def _ask_for_dump(
-    sock: socket.socket, pid: int, images: int, root: int, at: Mapping[bytes, Callable[[], None]]
+    sock: socket.socket, pid: int, images: int, root: int, at: Mapping[int | bytes, Callable[[], None]]
 ) -> None:
     # images_dir_fd, pid, leave_running, file_locks, log_level, log_file, notify_scripts, manage_cgroups and its mode
     # (ignore), ghost_limit, network_lock (skip)
@@ -261,7 +269,7 @@ def _ask_for_dump(
         _field(1, images), _field(2, root), _field(3, 1), _field(8, 1), _field(9, 2), _field(10, _LOG.encode()),
         _field(12, 1), _field(24, 0), _field(34, 0), _field(35, 64 << 20), _field(64, 3),
     ))  # fmt: skip
-    failure, criu = None, os.pidfd_open(pid)
+    failure, stage, criu = None, b"", os.pidfd_open(pid)
     with contextlib.suppress(ConnectionError):
         sock.send(_field(1, _DUMP) + _field(2, options))
     while True:
@@ -270,13 +278,15 @@ def _ask_for_dump(
         with contextlib.suppress(ConnectionError, BlockingIOError):
             answer = sock.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
         if not answer:
-            raise CheckpointError(f"CRIU ended in the dump{_reason(images)}")
+            # No freezer helps in between: its code has to run, and who traces a process is the only one who may.
+            is_inside = stage == _BEFORE and failure is None
+            raise (HarmError if is_inside else CheckpointError)(f"CRIU ended in the dump{_reason(images)}")
         fields = {number: value for number, value, _ in _fields(answer)}
         if fields[1] != _NOTIFY:
             break
         assert isinstance(fields[5], bytes)
         stage = next(value for number, value, _ in _fields(fields[5]) if number == 1)
-        if isinstance(stage, bytes) and stage in at:
+        if stage in at:
             try:
                 at[stage]()
             except (CheckpointError, OSError) as exc:

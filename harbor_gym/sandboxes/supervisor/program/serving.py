@@ -372,7 +372,10 @@ class _Supervisor:
             files.name_server(self.config.name_server, self.ids.outside(0))
 
     def kill(self, request: int) -> None:
-        self.children.kill(request)
+        if (
+            request not in self.dumps
+        ):  # nobody ends a dump but itself, in bounded time: it leaves the processes as they were
+            self.children.kill(request)
         for pid, (running, _) in self.running.items():
             if running == request:
                 # Both: a child that has not yet called setsid has no group of its own.
@@ -395,6 +398,10 @@ class _Supervisor:
                 continue
             if (answer := self.children.collect(pid)) is not None:
                 memory = self.dumps.pop(answer["id"], None)
+                if memory is not None and ("harm" in answer or os.WIFSIGNALED(status)):
+                    os.close(memory)
+                    self.loss = f"its processes may be damaged ({answer.get('harm') or answer['error']})"
+                    continue
                 self.reply(*([] if memory is None else [memory]), **answer)
                 if memory is not None:
                     os.close(memory)
