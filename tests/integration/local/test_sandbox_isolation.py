@@ -138,6 +138,14 @@ async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None
     assert (await output(sandbox, "grep CapEff /proc/self/status", user="dev")).endswith("0" * 16)
 
 
+async def test_a_user_executes_no_program_that_only_root_may(sandbox: LocalEnvironment) -> None:
+    await output(sandbox, "chmod 700 /bin/bash /bin/dash")
+    for _ in "before the policy", "then":
+        refused = await sandbox.exec("echo hello", user="dev")
+        assert (refused.return_code, refused.stderr) == (126, "/bin/bash: cannot execute: error 13\n")
+        await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
+
+
 async def test_a_command_holds_no_descriptor_but_its_three_pipes(sandbox: LocalEnvironment) -> None:
     listing = (
         "import os; print([os.readlink(f'/proc/self/fd/{n}')[:5] for n in os.listdir('/proc/self/fd') if n != '3'])"

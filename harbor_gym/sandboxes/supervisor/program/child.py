@@ -116,6 +116,7 @@ def steps_of(
         steps.call("setns", handle, kind, what="enter the sandbox")
     # While it has the capability: setuid programs then keep working inside.
     system_calls.install(steps)
+    steps.call("chdir", spec.cwd, what=f"working directory {spec.cwd!r} can't be entered")
     drop_privileges(steps, command.uid, command.gid, command.groups, RANKS[spec.rank])
     if dies_with_parent:
         steps.call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -123,7 +124,6 @@ def steps_of(
         steps.call("prctl", PR_SET_CHILD_SUBREAPER, 1)
     if spec.joins_outputs:
         steps.call("dup3", 1, 2, 0)
-    steps.call("chdir", spec.cwd, what=f"working directory {spec.cwd!r} can't be entered")
     bound_open_files(steps)
     if limit := spec.data_limit_bytes:
         _limit(steps, resource.RLIMIT_DATA, limit, limit)

@@ -309,10 +309,11 @@ def become_user(
     if holds:
         steps.call("prctl", PR_SET_KEEPCAPS, 1)  # until execve
     steps.call("setresuid", uid, uid, uid, what=what)
-    if holds:
+    if uid:
+        # The kernel takes them only from a root that the user namespace knows, so execve would still be root's.
         _set_capabilities(steps, holds, holds, holds)
-        for number in holds:
-            steps.call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number)
+    for number in holds:
+        steps.call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number)
     steps.call("prctl", _PR_SET_DUMPABLE, 0)
 
 
