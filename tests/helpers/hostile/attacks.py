@@ -200,6 +200,7 @@ import asyncio, sys
 from pathlib import Path
 from tests.helpers.hostile.attacks import HUNT
 from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output
 
 async def main():
