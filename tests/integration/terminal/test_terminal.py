@@ -127,7 +127,8 @@ async def test_the_deadline_is_reported_and_the_command_goes_on(sandbox: Sandbox
     assert turn.text == "[still running after 3.0 s]\n$ until [ -e go ]; do sleep 0.1; done; echo late"
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(enter(terminal, ""))
-        await asyncio.sleep(1.5)
+        await sandbox.exec("until pgrep -f '[/]step (step|serve) '; do sleep 0.1; done")
+        await asyncio.sleep(1.5)  # a step that begins behind the loop waits for something else
         assert not waiting.done()
         await sandbox.exec("touch /srv/go")
     turn = waiting.result()
