@@ -17,7 +17,7 @@ from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM
 from tests.helpers.paths import ROOT
-from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.patience import PATIENCE_SEC, eventually
 from tests.helpers.sandboxes.local import output
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -266,7 +266,7 @@ async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path)
 async def test_after_sigkill_of_the_supervisor_nothing_is_left(sandbox: LocalEnvironment) -> None:
     mark = str(time.time_ns())
     await sandbox.exec(f"setsid sleep {mark} >/dev/null 2>&1 &")
-    assert _pids(f"sleep {mark}")
+    await eventually(lambda: _pids(f"sleep {mark}"))
     (supervisor,) = _supervisors(os.getpid())
     os.kill(supervisor, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE_SEC

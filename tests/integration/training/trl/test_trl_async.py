@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from recipes.tiny_trl.engine import CompletionsEngine
 from recipes.tiny_trl.letters import SETTINGS, make_letter_policy, write_letter_task
 from recipes.tiny_trl.on_cpu import EngineWeights, async_grpo_on_cpu, attend
 from recipes.tiny_trl.runs import METRICS_NAME, train_letters_async
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.letters import LETTER
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -162,7 +164,9 @@ def test_trls_own_worker_takes_the_async_factory(
 ) -> None:
     # It asks for the package, and speaks to the server alone.
     monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
-    # At the end it plays its running episodes to their end, and is killed after 20 seconds.
+    # At the end it plays its running episodes to their end. TRL would kill it after 20 seconds, and not collect it.
+    join = BaseProcess.join
+    monkeypatch.setattr(BaseProcess, "join", lambda self, timeout=None: join(self, timeout and PATIENCE_SEC))  # pyright: ignore[reportUnknownLambdaType]
     # Samples are chance: small steps keep the names of tools readable, and four of them hardly lack a reward.
     own: dict[str, Any] = {"max_steps": 4, "learning_rate": 0.02, "max_inflight_tasks": 2, "max_staleness": 4}
     args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, **own)
