@@ -120,7 +120,8 @@ thread(idle); l.prctl(29, 77777, 0, 0, 0); open('/proc/self/coredump_filter', 'w
     ),
     "ended, stopped and watched processes": (
         kept("""
-z = fork(lambda: None); s = fork(lambda: time.sleep(99)); p = fork(lambda: None); f = os.pidfd_open(p)
+z = fork(lambda: None); s = fork(lambda: (os.setpgid(0, 0), time.sleep(99)))
+p = fork(lambda: None); f = os.pidfd_open(p)
 time.sleep(.3); os.kill(s, 19); time.sleep(.1)
 """),
         "os.waitpid(z, 0)[1], os.waitpid(s, os.WUNTRACED)[1], os.waitid(3, f, os.WEXITED).si_status\n",
