@@ -26,7 +26,7 @@ SNAPSHOT_FORMAT = 1
 _OWN = ("task_digest", "seed", "messages")
 """The fields that a snapshot's file has beside a transcript's."""
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ async def _suspend(keep: KeepSnapshot, take: Callable[[ForkMode], Awaitable[Snap
         with contextlib.closing(await take("auto")) as snapshot:
             await keep(snapshot)
     except (HarborGymError, OSError) as exc:
-        logger.warning("an episode was interrupted, and its processes are not kept: %s", exc)
+        _logger.warning("an episode was interrupted, and its processes are not kept: %s", exc)
 
 
 def read_start(start: Path | Snapshot | None) -> Snapshot | None:

@@ -139,7 +139,7 @@ class TrainingServer:
             raise self._error(f"ended by itself with exit code {self._process.returncode}")
 
     def client_environment(self) -> dict[str, str]:
-        """Return the environment variables that a process needs before it imports ``tinker``."""
+        """Return the environment variables of a client of this server, read when ``tinker`` makes one."""
         no_proxy = [host for host in os.environ.get("NO_PROXY", "").split(",") if host]
         return {
             "TINKER_API_KEY": "tml-embedded",

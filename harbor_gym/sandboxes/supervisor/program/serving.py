@@ -372,9 +372,8 @@ class _Supervisor:
             files.name_server(self.config.name_server, self.ids.outside(0))
 
     def kill(self, request: int) -> None:
-        if (
-            request not in self.dumps
-        ):  # nobody ends a dump but itself, in bounded time: it leaves the processes as they were
+        # Nobody ends a dump but itself, in bounded time: it leaves the processes as they were.
+        if request not in self.dumps:
             self.children.kill(request)
         for pid, (running, _) in self.running.items():
             if running == request:
