@@ -55,8 +55,10 @@ def prepare(target: Target, directories: dict[str, int | None], users: list[str]
         os.setns(os.pidfd_open(target.init), os.CLONE_NEWNS)
         os.unlink(FIRST)  # noqa: PTH108  # pathlib would cost 20 ms of imports at every start
         _cover()
-        files.make_directories(directories)
-        files.require_shell()
+        steps = Steps()
+        files.make_directories_by(steps, directories)
+        files.require_shell_by(steps)
+        steps.perform()
         known = accounts.read()
     except OSError as exc:
         return {"error": str(exc)}

@@ -13,18 +13,17 @@ NO_SHELL = "there is neither bash nor /bin/sh: a task's image needs a shell"
 RESOLVER = "/etc/resolv.conf"
 
 
-def make_directories(modes: dict[str, int | None], *, replacing: bool = False) -> None:
-    """Make each missing directory, with its parents, and set its mode, if any.
+def remake_directories(modes: dict[str, int | None]) -> None:
+    """Make directories in place of other entries with their names, with their parents, and set their modes, if any.
 
     Args:
         modes: Path → mode; None keeps the mode of an existing one.
-        replacing: Remove other entries with these names.
 
     Raises:
-        OSError: Another entry has one of the names, or a directory can't be made.
+        OSError: One can't be made.
     """
     for path, mode in modes.items():
-        if replacing and (problem := removal.make_again(path, [0, 0, 0o755], 0)):
+        if problem := removal.make_again(path, [0, 0, 0o755], 0):
             raise OSError(problem)
         os.makedirs(path, exist_ok=True)  # noqa: PTH103  # pathlib would cost 20 ms of imports at every start
         if mode is not None:
@@ -32,7 +31,12 @@ def make_directories(modes: dict[str, int | None], *, replacing: bool = False) -
 
 
 def make_directories_by(steps: Steps, modes: dict[str, int | None]) -> None:
-    """Do :func:`make_directories` by steps, without replacing."""
+    """Make each missing directory, with its parents, and set its mode, if any; another entry of its name is a failure.
+
+    Args:
+        steps: Where to add the calls.
+        modes: Path → mode; None keeps the mode of an existing one.
+    """
     for path, mode in modes.items():
         make_directory_by(steps, path)
         steps.call(
@@ -97,18 +101,8 @@ def write_file(place: int, name: str, content: bytes, *, owner: int | None = Non
         os.close(handle)
 
 
-def require_shell() -> None:
-    """Check that the image has a shell.
-
-    Raises:
-        FileNotFoundError: It has none.
-    """
-    if find_program(SHELLS) is None:
-        raise FileNotFoundError(NO_SHELL)
-
-
 def require_shell_by(steps: Steps) -> None:
-    """Do the same by steps."""
+    """Check that the image has a shell."""
     paths = [path for _, path in _paths(SHELLS)]
     for number, path in enumerate(paths):
         steps.call("faccessat", AT_FDCWD, path, os.F_OK, tolerates=ANY, skips_after_success=len(paths) - number)

@@ -189,7 +189,7 @@ class View:
             namespaces.dress(steps, root, self._cgroup_mounts)
             pivot_root(steps, root)
             steps.perform()
-            files.make_directories(self._files.directories, replacing=True)
+            files.remake_directories(self._files.directories)
             if has_network:
                 # It may be a carried file, which is the sandbox's own then.
                 with contextlib.suppress(OSError):
