@@ -19,6 +19,7 @@ import pytest
 from harbor_gym._runtime.rootless import TUN, switch_refusal
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from tests.helpers.paths import ROOT
+from tests.helpers.sandboxes.local import make_sandbox, running
 from tests.helpers.tasks import BASE
 
 _PREFIX = "harbor-gym-test-"
@@ -63,12 +64,18 @@ def rootless_user() -> Generator[tuple[str, Path]]:
 @contextlib.contextmanager
 def _accounts() -> Generator[None]:
     """Wait until no other test process changes accounts: the programs that do it give up where another one runs."""
-    directory = os.open("/etc", os.O_RDONLY)  # the files in it are replaced at every change
+    with _locked(Path("/etc")):  # the files in it are replaced at every change
+        yield
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Generator[None]:
+    opened = os.open(directory, os.O_RDONLY)
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
+        fcntl.flock(opened, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(directory)
+        os.close(opened)
 
 
 def _remove(user: str) -> None:
@@ -78,7 +85,8 @@ def _remove(user: str) -> None:
 def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
     """Run a command as a user in a mount namespace of its own, where this Python and these sources can be read.
 
-    Its store has the tests' base image, as ``harbor-gym base`` made it once for this test process's users.
+    Its store has the tests' base image, as ``harbor-gym base`` made it once for all test processes of a run, and the
+    image of most sandboxes.
 
     Args:
         user: The user's name.
@@ -88,13 +96,50 @@ def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666")
         tun_mode: Mode of /dev/net/tun there, apart from this machine's own.
     """
     if not _homes:
-        store = Path(tempfile.mkdtemp(dir="/tmp"))
-        atexit.register(shutil.rmtree, store, ignore_errors=True)
-        made = _run(user, home, sys.executable, "-m", "harbor_gym", "base", BASE, base=base, copied_to=store)
+        made = _make_home(user, home, base)
         if made.returncode:
             return made
-        _homes.append(store)
     return _run(user, home, *argv, base=base, tun_mode=tun_mode, copied_from=_homes[0])
+
+
+def _make_home(user: str, home: Path, base: Path) -> subprocess.CompletedProcess[str]:
+    """Make the home of this process's users: the one that the first process of the run made, with other owners."""
+    run = Path(tempfile.gettempdir()).parent  # own_temporary_dir's is in pytest's folder of this process
+    shared = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "rootless-homes"
+    shared.mkdir(exist_ok=True)
+    number = pwd.getpwnam(user).pw_uid - _FIRST_USER
+    with _locked(shared):
+        if not (found := [path for path in shared.iterdir() if path.name.isdecimal()]):
+            partial = Path(tempfile.mkdtemp(prefix="partial-", dir=shared))
+            words = shlex.join([sys.executable, "-m", "harbor_gym", "base", BASE])
+            words = f"{words} && exec {shlex.join([sys.executable, '-m', __name__])}"
+            made = _run(user, home, "sh", "-c", words, base=base, copied_to=partial)
+            if made.returncode:
+                return made
+            found = [partial.rename(shared / str(number))]
+    store = Path(tempfile.mkdtemp(dir="/tmp"))
+    atexit.register(shutil.rmtree, store, ignore_errors=True)
+    subprocess.run(["cp", "-a", f"{found[0]}/.", store], check=True)
+    _give(store, int(found[0].name), number)
+    _homes.append(store)
+    return subprocess.CompletedProcess([], 0)
+
+
+def _give(directory: Path, giver: int, taker: int) -> None:
+    """Make one user's files, and those of its subordinate ids, another's; each user goes by its number."""
+    ids = _FIRST_ID + giver * _IDS
+
+    def owner(now: int) -> int:
+        if now == _FIRST_USER + giver:
+            return _FIRST_USER + taker
+        return now + (taker - giver) * _IDS if ids <= now < ids + _IDS else now
+
+    paths = [Path(parent, name) for parent, folders, files in os.walk(directory) for name in (*folders, *files)]
+    for path in paths if giver != taker else ():
+        status = path.lstat()
+        os.lchown(path, owner(status.st_uid), owner(status.st_gid))
+        if not path.is_symlink():
+            path.chmod(status.st_mode)  # the change of the owner took setuid and setgid
 
 
 async def run_rootless(*arguments: str, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
@@ -159,3 +204,12 @@ def _make_readable(spare: Path, wanted: list[Path]) -> Iterator[str]:
 
 def _is_closed(directory: Path) -> bool:
     return not directory.stat().st_mode & 0o001
+
+
+async def _build_image() -> None:
+    async with running(make_sandbox(Path.home() / "tmp" / "first")):
+        pass
+
+
+if __name__ == "__main__":
+    asyncio.run(_build_image())

@@ -492,29 +492,39 @@ def _with_entrypoint(script: str, user: str = "root") -> str:
 
 async def what_ran_before_the_policy_is_closed_to_it(_sandbox: LocalEnvironment, scratch: Path) -> None:
     """The clean-up spares it, so a policy that became it would live through the grading."""
-    for user in ("root", "dev"):
-        for number, (kind, script) in enumerate(_ENTRYPOINTS.items()):
-            made = make_sandbox(scratch / f"{user}-{number}", dockerfile=_with_entrypoint(script, user))
-            async with running(made) as sandbox:
-                attack = await _bring(sandbox, "neighbours.py")
-                await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
-                tried = f"python3 {attack} entrypoint 100000001 infinity"
-                found = json.loads(await output(sandbox, tried, user="root"))
-                # Without a waiting parent Harbor's own command is not there at all.
-                expected = ["100000001", "entrypoint", *(["infinity"] if kind == "waits for them" else [])]
-                assert sorted(found) == expected, (user, kind, found)
-                assert not any(found.values()), (user, kind, found)
+
+    async def attack(user: str, kind: str) -> None:
+        made = make_sandbox(scratch / f"{user} {kind}", dockerfile=_with_entrypoint(_ENTRYPOINTS[kind], user))
+        async with running(made) as sandbox:
+            attack = await _bring(sandbox, "neighbours.py")
+            await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
+            tried = f"python3 {attack} entrypoint 100000001 infinity"
+            found = json.loads(await output(sandbox, tried, user="root"))
+            # Without a waiting parent Harbor's own command is not there at all.
+            expected = ["100000001", "entrypoint", *(["infinity"] if kind == "waits for them" else [])]
+            assert sorted(found) == expected, (user, kind, found)
+            assert not any(found.values()), (user, kind, found)
+
+    async with asyncio.TaskGroup() as group:
+        for user in ("root", "dev"):
+            for kind in _ENTRYPOINTS:
+                group.create_task(attack(user, kind))
 
 
 async def who_becomes_what_the_clean_up_spares_earns_nothing(_sandbox: LocalEnvironment, scratch: Path) -> None:
     program = (_INSIDE / "rewriter.py").read_text()
     keys = f"cat > /rewriter.py << 'END'\n{program}END\npython3 /rewriter.py entrypoint 100000001 infinity"
-    for number, script in enumerate(_ENTRYPOINTS.values()):
-        dockerfile = f"{_with_entrypoint(script)}WORKDIR /srv\n"
-        task_dir = write_task(scratch / f"task-{number}", dockerfile=dockerfile, test_sh=_SLOW_TEST)
-        for verify_paths in ("off", ("/srv",)):
-            ends, _ = await run_episode(task_dir, [keys], sandbox="local", verify_paths=verify_paths)
-            assert ends[-1][0] == 0.0, (script, verify_paths)
+
+    async def attack(task_dir: Path, verify_paths: str | tuple[str, ...]) -> None:
+        ends, _ = await run_episode(task_dir, [keys], sandbox="local", verify_paths=verify_paths)
+        assert ends[-1][0] == 0.0, (task_dir, verify_paths)
+
+    async with asyncio.TaskGroup() as group:
+        for number, script in enumerate(_ENTRYPOINTS.values()):
+            dockerfile = f"{_with_entrypoint(script)}WORKDIR /srv\n"
+            task_dir = write_task(scratch / f"task-{number}", dockerfile=dockerfile, test_sh=_SLOW_TEST)
+            for verify_paths in ("off", ("/srv",)):
+                group.create_task(attack(task_dir, verify_paths))
 
 
 _SLOW_TEST = "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\nsleep 2\n"
@@ -594,6 +604,9 @@ async def the_kernels_memory_is_hidden(sandbox: LocalEnvironment, _scratch: Path
 
 BEHAVIOURS = behaviours_of(globals())
 """All of them."""
+
+OF_OTHER_PROCESSES = (who_waits_for_the_death_of_all_has_nothing_to_write_to,)
+"""Their sandboxes start in processes of their own, to which a change of this one's kind of sandbox does not extend."""
 
 if __name__ == "__main__":
     run_as_program(BEHAVIOURS)

@@ -7,7 +7,7 @@ import pytest
 
 from harbor_gym.sandboxes.local import own_ids
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from tests.helpers.hostile.attacks import BEHAVIOURS
+from tests.helpers.hostile.attacks import BEHAVIOURS, OF_OTHER_PROCESSES
 from tests.helpers.hostile.behaviours import Behaviour, expect_all_pass_as_rootless_user
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, running
@@ -15,7 +15,15 @@ from tests.helpers.sandboxes.local import make_sandbox, running
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 
-@pytest.fixture(params=["own ids", "shared ids"])
+CASES = [
+    pytest.param(ids, behaviour, id=f"{ids}-{behaviour.__name__}")
+    for ids in ("own ids", "shared ids")
+    for behaviour in BEHAVIOURS
+    if ids == "own ids" or behaviour not in OF_OTHER_PROCESSES
+]
+
+
+@pytest.fixture
 async def sandbox(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[LocalEnvironment]:
@@ -27,7 +35,7 @@ async def sandbox(
         yield made
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.__name__)
+@pytest.mark.parametrize(("sandbox", "behaviour"), CASES, indirect=["sandbox"])
 async def test_as_root(sandbox: LocalEnvironment, tmp_path: Path, behaviour: Behaviour) -> None:
     await behaviour(sandbox, tmp_path)
 
