@@ -135,7 +135,7 @@ def _give(directory: Path, giver: int, taker: int) -> None:
         return now + (taker - giver) * _IDS if ids <= now < ids + _IDS else now
 
     paths = [Path(parent, name) for parent, folders, files in os.walk(directory) for name in (*folders, *files)]
-    for path in paths if giver != taker else ():
+    for path in [directory, *paths] if giver != taker else ():
         status = path.lstat()
         os.lchown(path, owner(status.st_uid), owner(status.st_gid))
         if not path.is_symlink():
