@@ -172,6 +172,7 @@ async def _download(target: Path) -> None:
         "pip",
         "install",
         "--quiet",
+        "--no-compile",
         "--disable-pip-version-check",
         "--target",
         str(target),

@@ -9,7 +9,7 @@ import pytest
 from harbor_gym.bench.memory import measure_idle_memory
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.testing import FakeEnvironment
-from tests.benchmarks.scale import SoakReport, bench_scale, bench_soak
+from tests.benchmarks.scale import SoakReport, bench_scale, bench_soak, holdings
 from tests.benchmarks.scale.holdings import Holdings, take_holdings
 from tests.benchmarks.scale.soak import format_soak
 from tests.helpers.benchmarks import run_benchmark
@@ -50,7 +50,8 @@ async def test_a_sandbox_that_does_not_start_is_lost() -> None:
     assert (report.lost, report.is_right) == (1, False)
 
 
-async def test_what_is_left_is_reported() -> None:
+async def test_what_is_left_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "_SETTLE_SEC", 0.5)  # nothing settles
     try:
         report = await bench_scale(f"{HERE}:LeavesDescriptors", sandboxes=5)
         assert report.left
