@@ -220,25 +220,30 @@ _KILLS = 4
 
 async def who_waits_for_the_death_of_all_has_nothing_to_write_to(_sandbox: LocalEnvironment, scratch: Path) -> None:
     """A program that nobody executes any more can be written to: trainer, forkserver, supervisor are killed at once."""
+
+    async def kill(number: int) -> None:
+        trainer = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _TRAINER, str(scratch / f"kill-{number}"), str(_INSIDE / "hunter.py"),
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert trainer.stdout is not None
+        assert await trainer.stdout.readline() == b"ready\n"
+        await asyncio.sleep(0.05 * number)
+        killed = [pid for pid in sorted(descendants(trainer.pid)) if _is_ours(pid)]
+        assert killed
+        for pid in (trainer.pid, *killed):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await trainer.wait()
+        for _ in range(1000):
+            if not any(Path(f"/proc/{pid}/exe").is_symlink() for pid in killed):
+                break
+            await asyncio.sleep(0.01)
+
     with _host_unharmed():
-        for number in range(_KILLS):
-            trainer = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", _TRAINER, str(scratch / f"kill-{number}"), str(_INSIDE / "hunter.py"),
-                stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            assert trainer.stdout is not None
-            assert await trainer.stdout.readline() == b"ready\n"
-            await asyncio.sleep(0.05 * number)
-            killed = [pid for pid in sorted(descendants(trainer.pid)) if _is_ours(pid)]
-            assert killed
-            for pid in (trainer.pid, *killed):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            await trainer.wait()
-            for _ in range(1000):
-                if not any(Path(f"/proc/{pid}/exe").is_symlink() for pid in killed):
-                    break
-                await asyncio.sleep(0.01)
+        async with asyncio.TaskGroup() as group:
+            for number in range(_KILLS):
+                group.create_task(kill(number))
 
 
 def _is_ours(pid: int) -> bool:
