@@ -21,6 +21,7 @@ from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import eventually
+from tests.helpers.recipe_runs import expect_refused, run_recipe
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 
@@ -301,9 +302,6 @@ NOWHERE = ["--model", "m", "--base-url", "http://127.0.0.1:1"]
         ([*NOWHERE, "--agent", "terminus-2", "--setup-command", "true"], "setup_command: for our own loop"),
     ],
 )
-async def test_misuse(args: list[str], words: str, tmp_path: Path) -> None:
-    code, shown = await run_eval(
-        str(write_task(tmp_path / "task")), "--env", "harbor_gym.testing:FakeEnvironment", *args
-    )
-    assert code == 2
-    assert words in shown
+def test_misuse(args: list[str], words: str, tmp_path: Path) -> None:
+    sandbox = ("--env", "harbor_gym.testing:FakeEnvironment")
+    expect_refused(run_recipe("eval", str(write_task(tmp_path / "task")), *sandbox, *args), words)

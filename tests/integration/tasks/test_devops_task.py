@@ -116,23 +116,14 @@ def image() -> Iterator[str]:
     _docker("image", "rm", "--force", tag)
 
 
+_PLAY = "bash >/dev/null 2>&1; /tests/test.sh; exec /bin/cat /logs/verifier/reward.txt"
+
+
 def _grade(image: str, agent_script: str) -> Grade:
     """Run a script as the agent would, then the verifier; both in a fresh container without a network."""
-    container = _docker("run", "--detach", "--rm", "--init", "--network=none", image, "sleep", "300").strip()
-    try:
-        subprocess.run(
-            ["docker", "exec", "--interactive", container, "bash"],
-            input=agent_script,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_SEC,
-        )
-        _docker("cp", str(TASK_DIR / "tests"), f"{container}:/tests")
-        output = _docker("exec", container, "/tests/test.sh")
-        return Grade(_docker("exec", container, "/bin/cat", "/logs/verifier/reward.txt").strip(), output)
-    finally:
-        _docker("kill", container)
+    where = ("--rm", "--init", "--interactive", "--network=none", "--volume", f"{TASK_DIR / 'tests'}:/tests:ro")
+    output, _, reward = _docker("run", *where, image, "bash", "-c", _PLAY, stdin=agent_script).strip().rpartition("\n")
+    return Grade(reward, f"{output}\n")
 
 
 @pytest.mark.docker

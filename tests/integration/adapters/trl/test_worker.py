@@ -240,8 +240,8 @@ def test_how_many_at_once_is_the_trainers_setting(settings: dict[str, Any], grou
 
 PROGRAM = """\
 import sys, time
-from tests.integration.adapters.trl.test_worker import SETTINGS, HarborSpec, make_worker, wait_for
-if __name__ == "__main__":
+if __name__ == "__main__":  # the rollout process imports this file
+    from tests.integration.adapters.trl.test_worker import SETTINGS, HarborSpec, make_worker, wait_for
     with HarborSpec(sys.argv[1], sandbox="local", **SETTINGS) as spec:
         worker = make_worker(spec)
         worker.start()
