@@ -91,10 +91,10 @@ async def play(
 
 
 @pytest.mark.usefixtures("no_executor")
-async def test_workers_play_at_once_with_stocks_of_their_own_until_a_bug_in_one_ends_the_run(
+async def test_workers_play_at_once_stop_stragglers_and_have_stocks_until_a_bug_in_one_ends_the_run(
     kind: ExecutorKind, task_dir: Path, tmp_path: Path
 ) -> None:
-    """One pair of workers, whose start takes most of the time, shows all three."""
+    """One pair of workers, whose start takes most of the time, shows all four."""
     from harbor_gym.adapters.tinker import RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
 
@@ -102,12 +102,15 @@ async def test_workers_play_at_once_with_stocks_of_their_own_until_a_bug_in_one_
     met.mkdir()
     alone.mkdir()
     strategy = RetryThenMask()
+    options: dict[str, Any] = {} if kind is ExecutorKind.PROCESS else {"output_dir": tmp_path / "run"}
     played: list[asyncio.Future[Any]] = []
 
     async def run() -> None:
-        with rollout_executor(kind, 2, strategy, sandboxes_per_worker=4) as executor:
+        with rollout_executor(kind, 2, strategy, sandboxes_per_worker=4, **options) as executor:
             groups = await play(executor, make_builder(task_dir, met, 2), strategy, GIVE_UP, GIVE_UP)
             expect_two_workers(groups)
+            kept = tmp_path / "run" / "transcripts"
+            await expect_stragglers(executor, make_builder(task_dir, met, 1), kept)
             await expect_stocks(executor, make_builder(task_dir, met, 2), strategy)
             assert names_in(tmp_path, "running-*"), "a stock outlives the groups"
             assert strategy.fault is None
@@ -164,28 +167,21 @@ class Hanging(Client):
         return await super().sample_async(prompt, num_samples, sampling_params)
 
 
-@pytest.mark.usefixtures("no_executor")
-async def test_what_a_worker_drops_or_cuts_is_stopped_there_and_its_transcript_brought(
-    kind: ExecutorKind, task_dir: Path, tmp_path: Path
-) -> None:
+async def expect_stragglers(executor: Any, builder: Any, kept: Path) -> None:
+    """What a worker drops or cuts is stopped there, and its transcript is brought."""
     from harbor_gym.adapters.tinker import RetryThenMask
-    from harbor_gym.adapters.tinker.executors import rollout_executor
 
-    (met := tmp_path / "met").mkdir()
-    kept, builder = tmp_path / "run" / "transcripts", make_builder(task_dir, met, 1)
     strategies = {
         "dropped": RetryThenMask(stragglers=Stragglers(over_sample=2)),
         "cut": RetryThenMask(stragglers=Stragglers(batch_deadline_sec=8)),
     }
-    options: dict[str, Any] = {} if kind is ExecutorKind.PROCESS else {"output_dir": tmp_path / "run"}
-    with rollout_executor(kind, 1, strategies["cut"], sandboxes_per_worker=4, **options) as executor:
-        for label, strategy in strategies.items():
-            template = dataclasses.replace(builder.template, transcripts_dir=kept)
-            group = dataclasses.replace(builder, template=template, label=label)
-            client: Any = Hanging((message("true\n"), GIVE_UP, GIVE_UP), 2 if label == "dropped" else 1)
-            (played,) = await play(executor, group, strategy, groups=1, client=client)
-            assert played.get_total_rewards() == [1.0, 1.0]
-            assert names_in(tmp_path, "running-*") == [], "while the worker lives"
+    for label, strategy in strategies.items():
+        template = dataclasses.replace(builder.template, transcripts_dir=kept)
+        group = dataclasses.replace(builder, template=template, label=label)
+        client: Any = Hanging((message("true\n"), GIVE_UP, GIVE_UP), 2 if label == "dropped" else 1)
+        (played,) = await play(executor, group, strategy, groups=1, client=client)
+        assert played.get_total_rewards() == [1.0, 1.0]
+        assert names_in(kept.parents[1], "running-*") == [], "while the worker lives"
     ends = {
         label: Counter(json.loads(path.read_text())["end_reason"] for path in (kept / label).glob("*.json"))
         for label in strategies
