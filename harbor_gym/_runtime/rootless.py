@@ -95,7 +95,7 @@ def network_refusal(device: Path = TUN) -> tuple[str, str]:
     udev lets every user open the device. Without udev only root may open it, or it is missing.
     """
     try:
-        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+        _open_once(device)
     except FileNotFoundError:
         why = f"{device} is missing"
     except OSError as exc:
@@ -104,6 +104,16 @@ def network_refusal(device: Path = TUN) -> tuple[str, str]:
         return "", ""
     by_hand = f"modprobe tun; mknod {device} c 10 200; chmod 666 {device}"
     return why, f"as root {by_hand} (inside a container, start that with --device {device})"
+
+
+@functools.cache
+def _open_once(device: Path) -> None:
+    """Open a device, and close it. Only success is cached: the kernel takes milliseconds to close a TUN device.
+
+    Raises:
+        OSError: It can't be opened.
+    """
+    os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
 
 
 def docker_refusal(said: str) -> tuple[str, str]:
