@@ -3,6 +3,7 @@
 Named tuples and not data classes: that module's imports would lengthen each start of an ordinary user's sandbox.
 """
 
+import functools
 import json
 import os
 from types import NoneType, UnionType
@@ -255,9 +256,11 @@ def parse[T](kind: type[T], data: object) -> T:
 
 
 def _checked(kind: Any, value: Any, name: str) -> Any:
+    if type(value) is kind:
+        return value
     if hasattr(kind, "_fields"):
         return _record(kind, value, name)
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = _shape(kind)
     if origin is UnionType:
         return None if value is None and NoneType in arguments else _checked(arguments[0], value, name)
     if origin is dict and isinstance(value, dict):
@@ -266,9 +269,14 @@ def _checked(kind: Any, value: Any, name: str) -> Any:
         kinds = [arguments[0]] * len(value) if arguments[-1] is ... else list(arguments)  # pyright: ignore[reportUnknownArgumentType]  # any JSON
         if len(kinds) == len(value):  # pyright: ignore[reportUnknownArgumentType]  # any JSON
             return tuple(_checked(k, v, f"{name}[{n}]") for n, (k, v) in enumerate(zip(kinds, value, strict=True)))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  # any JSON
-    elif type(value) is kind or (kind is float and type(value) is int):
+    elif kind is float and type(value) is int:
         return value
     raise MessageError(f"{name}: expected {kind}, got {type(value).__name__}")
+
+
+@functools.cache
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
 
 
 def _record(kind: Any, value: Any, name: str) -> Any:
