@@ -97,8 +97,8 @@ class Channel:
             raise
         return channel
 
-    async def ask(self, lines: Sequence[str], *, end: str, timeout_sec: float) -> str:
-        """Send ``lines`` and return the answer up to its line ``end``.
+    async def ask(self, requests: Sequence[str], *, end: str, timeout_sec: float) -> str:
+        """Send requests, and return the answer up to its line ``end``.
 
         Cancelling leaves the channel usable: the next request makes the other side drop this one, and a late answer is
         part of the next one, before its own lines.
@@ -108,7 +108,8 @@ class Channel:
         """
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+            encoded = [request.encode() for request in requests]
+            self._process.stdin.write(b"".join(b"%08d%b" % (len(request), request) for request in encoded))
             async with asyncio.timeout(timeout_sec):
                 await self._process.stdin.drain()
                 return await self._read_until(f"{end}\n", max_silence_sec=MAX_SILENCE_SEC)

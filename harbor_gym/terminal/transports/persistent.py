@@ -113,13 +113,13 @@ class PersistentTransport:
 
     async def _ask(self, channel: Channel, step: Step) -> Capture:
         short, files = step.with_long_payloads_in_files()
-        lines = [
+        requests = [
             f"put {name} {content[start : start + LONG_PAYLOAD_BYTES]}"
             for name, content in files.items()
             for start in range(0, len(content), LONG_PAYLOAD_BYTES)
         ]
-        lines.append(" ".join(["step", *short.words]))
-        answer = await channel.ask(lines, end=f"{step.nonce} end", timeout_sec=step.wait_sec + MARGIN_SEC)
+        requests.append(" ".join(["step", *short.words]))
+        answer = await channel.ask(requests, end=f"{step.nonce} end", timeout_sec=step.wait_sec + MARGIN_SEC)
         try:
             return parse_capture(answer, step.nonce)
         except CaptureError as error:
@@ -140,8 +140,7 @@ class PersistentTransport:
         """Let the process at the other end continue as another script, which saves the start of one."""
         end = f"@{secrets.token_hex(8)} end"
         text = f"{text}\nprintf '%s\\n' '{end}'"
-        request = [f"become {len(text.encode())}", text]
-        return (await channel.ask(request, end=end, timeout_sec=MARGIN_SEC)).removesuffix(f"{end}\n")
+        return (await channel.ask([f"become {text}"], end=end, timeout_sec=MARGIN_SEC)).removesuffix(f"{end}\n")
 
     async def close_channel(self) -> None:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.close_channel`."""

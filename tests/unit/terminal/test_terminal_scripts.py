@@ -1,5 +1,6 @@
 """The step script is written in parts, and checked as the whole that runs in the sandbox."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -78,3 +79,64 @@ def test_a_saved_text_is_taken_where_it_is_short_and_whole(
     script += 'if read_saved text; then echo "whole ${#part}"; else echo "not whole"; fi'
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
     assert done.stdout == f"{answer}\n"
+
+
+_CAPTURED = """
+session=@s nonce=@n waits='' typed=10:6:0 may_capture=1 limit=1000 news=1
+ask_raw() {
+    sent=''
+    case "$*" in
+        *clear-history*) sent=captures ;;
+        *capture-pane*) sent=reads ;;
+        *@frame*) sent='reads again' ;;
+    esac
+    printf '%s, ' "${sent:-asks}"
+    [ "${LOST:-none}" != "$sent" ] || { LOST='' reply='' && return 1; }
+    reply=$'\\n%begin 1\\n|0 0 2 1 0|'$MARK$'\\n%end 1\\n%begin 2\\n%end 2\\n'
+    case "$sent $IS_NEW" in
+        'captures 1' | 'reads again 1') reply+=$'%begin 3\\n@n step ,prompt|@n pane 0|'$MARK$'\\n%end 3\\n' ;;
+        captures*) [[ $* != *"'capture-pane -p"* ]] || reply+=$'%begin 3\\nthe screen\\n%end 3\\n' ;;
+        reads*) reply=${reply/$'%begin 2\\n%end 2\\n'/$'%begin 2\\nthe screen\\n%end 2\\n'} ;;
+    esac
+}
+find_source() { source=(:) bytes=0; }
+"""
+
+
+def _asked(steps: str, *, mark: str, is_new: bool, lost: str = "") -> str:
+    script = f"set -- load\n{read_script('step')}\n{_CAPTURED}{steps}"
+    settings = {"MARK": mark, "IS_NEW": "1" if is_new else "", "LOST": lost}
+    done = subprocess.run(
+        ["bash"], input=script, capture_output=True, text=True, check=True, timeout=30, env={**os.environ, **settings}
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("reads", ["at_prompt", "read_screen && at_new_prompt && is_complete"])
+def test_a_prompt_at_which_an_answer_is_due_is_found_and_captured_by_one_request(reads: str) -> None:
+    steps = f'{reads} && show_screen && echo "$why"'
+    assert _asked(steps, mark="@s 10 7 p 0", is_new=True).startswith("captures, @n step ,prompt 10:7:0\n")
+
+
+def test_where_no_prompt_is_the_same_request_reads_the_screen() -> None:
+    steps = 'read_screen; echo "$kind $is_captured $screen"'
+    assert _asked(steps, mark="@s 10 6 p 0", is_new=False) == "captures, p  0 0 2 1 0\nthe screen"
+
+
+@pytest.mark.parametrize("kind", ["m", "r"])
+def test_an_answer_that_is_not_due_at_a_prompt_is_captured_later(kind: str) -> None:
+    steps = 'at_prompt && echo "$why $is_captured" || echo on'
+    answer = {"m": "tty_read", "r": "on"}[kind]
+    assert _asked(steps, mark=f"@s 10 7 {kind}", is_new=False) == f"captures, {answer}"
+
+
+def test_where_more_input_is_on_its_way_nothing_is_captured_at_the_prompt() -> None:
+    steps = 'may_capture=; at_prompt; read_screen; echo "$screen"'
+    assert _asked(steps, mark="@s 10 6 p 0", is_new=False) == "asks, reads, 0 0 2 1 0\nthe screen"
+
+
+def test_a_captured_screen_whose_answer_is_lost_is_read_again_and_not_captured_twice() -> None:
+    """A second capture would lack the lines that the first one has taken from the scrollback."""
+    steps = 'at_prompt && show_screen && echo "$why"'
+    shown = _asked(steps, mark="@s 10 7 p 0", is_new=True, lost="captures")
+    assert shown.startswith("captures, asks, reads again, @n step ,prompt 10:7:0\n")

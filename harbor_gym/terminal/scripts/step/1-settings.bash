@@ -1,8 +1,8 @@
 # Type each command, wait for it as long as it takes, then show the screen: that is a step.
 # With the script for a file or, where the policy has removed that, as the text of `bash -c` and `server` in the environment,
 # `step STEP` takes one; `again STEP` takes one that another process may have begun; `serve NONCE` takes steps from
-# standard input, a line each, until it ends or is to become another script; `load` leaves it to others to call what is
-# defined here, in their own directory.
+# standard input, the length of each before it in eight digits, until it ends or is to become another script; `load` leaves
+# it to others to call what is defined here, in their own directory.
 # STEP is the frame's nonce, the byte limit of a frame, the number of the first command, then three words per command:
 # wait in ms as <busy>/<idle>, or with =<ms> exactly that long; kind; payload.
 #   kind "keys": payload is a tmux key name; "hex": bytes as hex words with commas between; "base64": bytes in base64;
@@ -23,6 +23,7 @@
 # The prompt (3-marks):
 #   mark kind    the latest mark "<pid>:<count>:<exit code>" and its kind p, m, r; "0:0:" and "" where there is none
 #   typed        the mark from before the keys          screen is_dead is_full   what the pane shows, and its state
+#   state_line   the first line of screen                tell_mark   the command by which tmux prints it and the mark
 # The kernel's view (4-processes, 5-verdicts):
 #   state group terminal_group threads    of the process that was read last      runtime  its time on a processor
 #   call first … fifth                    the system call that it waits in       modes    the terminal's
@@ -35,7 +36,9 @@
 #   terminals                             the descriptors that another user's process has of the terminal
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
-#   tell save                   the commands by which tmux prints the captured screen's state, and saves the screen
+#   tell save capture           the commands by which tmux prints the captured screen's state, saves the screen, captures it
+#   is_last may_capture         set for the step's last command, and while it waits unless more than a prompt ends that
+#   is_captured                 1 where tmux has captured the screen at that prompt; maybe where its answer was lost
 #   held                        the part of the answer that is not printed yet
 #   waits why                   how the waits so far have ended, and this one
 #   now started                 on the clock, in ms       last_screen last_spent   what was seen at the last look

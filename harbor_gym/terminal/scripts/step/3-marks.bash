@@ -22,24 +22,27 @@ is_new_mark() {
 
 at_new_prompt() { [[ $kind == [pm] ]] && is_new_mark; }
 
-read_mark() {
-    local line
-    query_raw "display-message -p -t %0 '|#{pane_dead} #{alternate_on}|#{pane_path}'" || return
-    line=${reply#*$'\n|'}
+tell_mark="display-message -p -t %0 '|#{pane_dead} #{alternate_on} #{cursor_x} #{cursor_y} #{history_size}|#{pane_path}'"
+
+read_mark() { query_raw "$tell_mark" && take_reply_mark; }
+
+# Sets state_line, is_dead and is_full, and mark, from tmux's reply to a request that begins with $tell_mark.
+take_reply_mark() {
+    local line=${reply#*$'\n|'}
     [[ ${#line} != "${#reply}" ]] || return
-    is_dead=${line:0:1} is_full=${line:2:1}
+    state_line=${line%%|*} is_dead=${line:0:1} is_full=${line:2:1}
     line=${line#*|}
     take_mark "${line%%$'\n'*}"
 }
 
-# Sets screen to the pane's state and text, and mark at the same moment.
+# Sets screen to the pane's state and text, and mark at the same moment. Where the screen is captured instead, nobody needs
+# its text.
 read_screen() {
-    query "display-message -p -t %0 '#{pane_dead} #{alternate_on} #{cursor_x} #{cursor_y} #{history_size}|#{pane_path}'" \
-        'capture-pane -p -t %0'
-    if ((${#answer[@]} == 2)); then
-        is_dead=${answer[0]:0:1} is_full=${answer[0]:2:1}
-        screen=${answer[0]%%|*}$'\n'${answer[1]}
-        take_mark "${answer[0]#*|}"
+    ask_or_capture 'capture-pane -p -t %0'
+    [[ $is_captured != 1 ]] || return 0
+    take_answer "$reply"
+    if ((${#answer[@]} > 1)); then
+        screen=$state_line$'\n'${answer[1]:-${answer[2]}}
     else
         # The server is gone, or the pane.
         is_dead=1 is_full=0 screen='' kind='' mark=0:0:

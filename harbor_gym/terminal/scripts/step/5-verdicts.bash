@@ -252,7 +252,7 @@ sleep_quietly() {
 # True when the shell has printed a new prompt completely: it writes the mark last.
 at_prompt() {
     news=''
-    read_mark && at_new_prompt && is_complete
+    ask_or_capture '' && at_new_prompt && is_complete
 }
 
 # The same for the new mark that was read last.
@@ -316,7 +316,11 @@ look() {
     sum_runtimes
     [ "$spent" = "$last_spent" ] || [[ $is_full$patience != 0@(forever|long) ]] || return
     read_screen
-    [ "$screen" = "$last_screen" ] && ! at_new_prompt && why=$verdict
+    if at_new_prompt; then
+        is_complete
+    elif [ "$screen" = "$last_screen" ]; then
+        why=$verdict
+    fi
 }
 
 # True if more than a hundredth of the quiet time was spent on a processor: polling for input needs less.

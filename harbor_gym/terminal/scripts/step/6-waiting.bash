@@ -74,7 +74,7 @@ wait_until_done() {
         if [[ -z $why ]]; then pause "$2"; fi
         is_early=''
         heartbeat
-        if is_abandoned; then why=abandoned; fi
+        if [[ -z $why ]] && is_abandoned; then why=abandoned; fi
     done
 }
 

@@ -138,6 +138,7 @@ run_command() {
             return
         }
     fi
+    [[ -z $is_last || -n $types_ahead ]] || may_capture=1
     if [[ $1 == =* ]]; then
         wait_exactly "${1#=}"
     elif [[ -n $idle ]]; then

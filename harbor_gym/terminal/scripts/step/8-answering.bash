@@ -1,18 +1,43 @@
 # Answering with the screen.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-tell="display-message -p -t %0 '#{@frame}'"
-save="list-buffers -F '#{buffer_name} #{buffer_size}' ; save-buffer -b text $dir/text ; save-buffer -b visible $dir/visible"
+tell='display-message -p -t %0 "#{@frame}"'
+save="list-buffers -F \"#{buffer_name} #{buffer_size}\" ; save-buffer -b text $dir/text ; save-buffer -b visible $dir/visible"
 
-# Screen and mark are captured in one line of commands, and stay in tmux, so that they can be read again if this answer is
-# lost. tmux pauses to save a buffer, and the further commands of a client that exits then are lost: what saves the buffers
-# is a line of its own after that, in the same request.
+# Sets capture to the commands that capture screen and mark, which stay in tmux, so that they can be read again if this answer
+# is lost; $1 is how the waits have ended. tmux pauses to save a buffer, and the further commands of a client that exits then
+# are lost: what saves the buffers is a line of its own after that, in the same request.
+set_capture() {
+    local pane="$nonce pane #{pane_dead} #{pane_dead_status} #{pane_dead_signal} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"
+    capture="set-option -p -F -t %0 @frame \"$nonce step $1|$pane|#{pane_path}\" ; $tell ; if-shell -F -t %0 \"#{alternate_on}\" \
+\"capture-pane -b text -t %0 ; capture-pane -b visible -t %0\" \
+\"capture-pane -b text -J -S - -t %0 ; clear-history -t %0 ; capture-pane -b visible -J -t %0\""
+}
+
+# Asks for the mark, and for $1 if it is given. Where an answer is due at the next prompt and that is there, the screen is
+# captured in the same request instead: sets is_captured. The pattern in it is less strict than `at_new_prompt`.
+ask_or_capture() {
+    local capture at_prompt count=${typed#*:}
+    if [[ -n $may_capture ]]; then
+        at_prompt="#{?#{m:$session ${typed%%:*} ${count%%:*} *,#{pane_path}},,#{m:$session * p *,#{pane_path}}}"
+        set_capture "$waits,prompt"
+        if ask_raw "$tell_mark" "if-shell -F -t %0 '#{?pane_dead,,$at_prompt}' '$capture'${1:+" '$1'"}"$'\n'"if-shell -F -t %0 '#{m:$nonce *,#{@frame}}' '$save'"; then
+            take_reply_mark || return
+            if [[ $kind == p ]] && at_new_prompt; then is_captured=1; fi
+            return 0
+        fi
+        # The answer is lost; tmux has the screen where it was captured.
+        may_capture='' is_captured=maybe
+    fi
+    query_raw "$tell_mark" ${1:+"$1"} && take_reply_mark
+}
+
 show_screen() {
-    local turn pane="$nonce pane #{pane_dead} #{pane_dead_status} #{pane_dead_signal} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"
+    local capture turn
+    if [[ -n $is_captured ]] && { show_reply || show_again; }; then return; fi
+    set_capture "${waits:-,}"
     for turn in 1 2; do
-        ask_raw "set-option -p -F -t %0 @frame '$nonce step ${waits:-,}|$pane|#{pane_path}'" "$tell" \
-            "if-shell -F -t %0 '#{alternate_on}' 'capture-pane -b text -t %0 ; capture-pane -b visible -t %0' \
-'capture-pane -b text -J -S - -t %0 ; clear-history -t %0 ; capture-pane -b visible -J -t %0'"$'\n'"$save"
+        ask_raw "$capture"$'\n'"$save"
         show_reply || show_again && return
     done
     find_remains

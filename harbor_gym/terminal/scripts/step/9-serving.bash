@@ -36,20 +36,21 @@ take_step() {
     local place
     nonce=$1 limit=$2 number=$3
     shift 3
-    waits='' why='' noted_number=0 begun=$number
+    waits='' why='' noted_number=0 begun=$number is_last='' may_capture='' is_captured=''
     read_pane && is_reachable || why=ended
     [[ $mode == again ]] && take_over
     if [[ $mode != again ]] || ! show_again; then
         # No later command than the step's own last one can have been typed.
         [[ $mode == again ]] && read_note && ((noted_number < begun + $# / 3)) || noted_number=0
         while (($#)); do
+            (($# > 3)) || is_last=1
             if [[ $why != @(ended|untyped) ]]; then run_command "$1" "$2" "$3"; fi
             [[ $why == abandoned ]] && return
             waits+=,$why number=$((number + 1))
             shift 3
         done
         # A session that ended meanwhile shows its last screen once more.
-        is_reachable || waits=${waits%,*},ended
+        is_reachable || { waits=${waits%,*},ended is_captured=''; }
         show_screen
     fi
     held+="$nonce end"$'\n'
@@ -59,7 +60,7 @@ take_step() {
 }
 
 serve() {
-    local words script
+    local size request words
     is_resident=$1 nonce=$1
     trap '' PIPE
     if [ -z "$to" ]; then
@@ -69,7 +70,10 @@ serve() {
     write_over channel "$$ $nonce"
     read_pane
     printf '%s ready\n' "$nonce"
-    while read -ra words; do
+    # With its length first: bash reads up to a line's end byte by byte.
+    while IFS= read -rN 8 size && IFS= read -rN "$size" request; do
+        # shellcheck disable=SC2206  # it has no character of a pattern
+        words=($request)
         case ${words[0]} in
             put)
                 printf %s "${words[2]}" >>"$dir/${words[1]}"
@@ -81,7 +85,7 @@ serve() {
                 ;;
             become)
                 # Instead of a file: the policy may have removed it.
-                IFS= read -rN "${words[1]}" script && eval "$script"
+                eval "${request#become }"
                 exit
                 ;;
         esac
