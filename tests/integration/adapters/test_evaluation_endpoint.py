@@ -205,6 +205,12 @@ async def run_eval(*args: str, environment: Mapping[str, str] | None = None) -> 
     return process.returncode or 0, output.decode()
 
 
+async def eval_here(*args: str) -> tuple[int, str]:
+    """Run the command in a thread of this process."""
+    done = await asyncio.to_thread(run_recipe, "eval", *args)
+    return done.exit_code, done.output
+
+
 async def test_the_command_takes_the_tasks_of_a_registry(tmp_path: Path) -> None:
     config = fake_task(tmp_path / "task")
     listed = [{"name": "task", "path": str(config.task_dir)}]
@@ -214,10 +220,10 @@ async def test_the_command_takes_the_tasks_of_a_registry(tmp_path: Path) -> None
     async with serving() as model:
         where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY", "--attempts", "1"]
         given = [*sandbox, *where, "--episodes", "1", "--registry-path", str(registry)]
-        code, shown = await run_eval("org/few@1.0", *given)
+        code, shown = await eval_here("org/few@1.0", *given)
         assert code == 0, shown
         assert "[1/1, solved 1/1] episode 1 of task: completed" in shown
-        code, shown = await run_eval("org/few@2.0", *given)
+        code, shown = await eval_here("org/few@2.0", *given)
         assert (code, shown.count("\n")) == (2, 1), shown
         assert "org/few@2.0" in shown
 
@@ -253,7 +259,7 @@ async def test_a_half_solved_task_is_not_solved(tmp_path: Path, flag: str) -> No
     handed_in = (COMPLETE, COMPLETE)
     async with serving(message(DONE), *handed_in, message(UNDONE), *handed_in) as model:
         where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY", "--output", str(tmp_path / "out")]
-        code, shown = await run_eval(
+        code, shown = await eval_here(
             str(write_steps(tmp_path / "task")), *sandbox, *where, flag, "--episodes", "1", "--attempts", "1"
         )
     assert code == 0, shown
