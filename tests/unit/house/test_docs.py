@@ -234,6 +234,7 @@ def test_every_python_block_passes_the_type_checker(tmp_path: Path) -> None:
         rules = "".join(f"# pyright: {rule}=false\n" for rule, _ in EXCUSED.get(block.id, ()))
         (tmp_path / f"{block.id}.py").write_text(rules + block.values[0], encoding="utf-8")
     settings = {"typeCheckingMode": "basic", "venvPath": str(ROOT), "venv": ".venv", "extraPaths": [str(ROOT)]}
+    settings["stubPath"] = str(ROOT / "typings")
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
     command = [sys.executable, "-m", "pyright", "-p", str(tmp_path), "--outputjson"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
