@@ -11,6 +11,7 @@ import pytest
 
 from harbor_gym.bench.implementations import HARBOR, PERSISTENT, PORTABLE, TRANSPORTS
 from harbor_gym.bench.report import Sample, StepReport, format_table, percentile, summarize
+from harbor_gym.bench.reset import OURS, POOL
 from harbor_gym.bench.sandbox import ExecCounter, started_environment
 from harbor_gym.bench.scenarios import LIST, ROWS, SIX, Step, make_scenarios
 from harbor_gym.errors import SandboxStartError, UsageError
@@ -281,6 +282,10 @@ def test_everything_is_one_report_that_describes_its_machine(nothing_left: None)
     assert report["machine"]["cpus"] >= 1
     assert report["machine"]["processor"]
     expect_right_steps(report["step"], "local")
+    resets = report["reset"]["rows"]
+    assert [(row["way"], row["at_once"]) for row in resets] == [(OURS, 1), (POOL, 1), ("raw bwrap", 1), (OURS, 8)]
+    assert all(row["ready_ms"] > 0 for row in resets)
+    assert report["reset"]["idle_bytes"] > 1 << 20
     assert (report["concurrency"]["lost"], sum(report["concurrency"]["transports"].values())) == (
         0,
         report["concurrency"]["steps"],
