@@ -149,7 +149,6 @@ class SupervisedSandbox(RunningSandbox):
             slirp4netns=find_program(NETWORK_PROGRAM),
             has_network=limits.has_network,
             may_have_network=limits.may_have_network,
-            may_switch_network=limits.may_switch_network,
             name_server=NAME_SERVER,
             directories=dict(directories),
             is_rootless=is_rootless(),

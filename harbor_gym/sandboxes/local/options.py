@@ -32,9 +32,6 @@ class Limits:
     may_have_network: bool
     """Whether it gets a network now or in a later phase."""
 
-    may_switch_network: bool
-    """Whether it gets a network, or loses it, in a later phase."""
-
     closed_networks: tuple[str, ...]
     """IPv4 networks that the sandbox can't reach."""
 
@@ -106,7 +103,6 @@ class LocalOptions:
             limits=CgroupLimits(memory_mb << 20 if memory_mb else None, cpus, self.max_processes),
             has_network=has_network,
             may_have_network=has_network or any(later),
-            may_switch_network=any(has != has_network for has in later),
             closed_networks=closed_networks(has_private=self.private_network),
         )
 

@@ -28,10 +28,14 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as connection
 _SEND = """
 import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as speaker:
-    speaker.settimeout(10)
+    speaker.settimeout(60)
     for word in range(3):
         speaker.sendto(b"%d" % word, (sys.argv[1], int(sys.argv[2])))
     print(*sorted(speaker.recv(100).decode() for _ in range(3)))
+"""
+_SEND_AWAY = """
+import socket
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("198.51.100.1", 9))
 """
 _BY_DEVICE = """
 import socket, sys, time
@@ -103,6 +107,13 @@ def network_processes() -> list[int]:
     return [stat.pid for stat in found if stat is not None and stat.name == NETWORK_PROGRAM]
 
 
+async def start_network(sandbox: LocalEnvironment) -> None:
+    """Start a sandbox's network by a packet to an address that nobody has."""
+    before = set(network_processes())
+    await output(sandbox, f"python3 -c '{_SEND_AWAY}'")
+    await eventually(lambda: bool(set(network_processes()) - before))
+
+
 async def connect(sandbox: LocalEnvironment, port: int) -> str:
     """Connect to this machine from inside; return the received bytes."""
     return await output(sandbox, f"python3 -c '{_CONNECT}' {own_address()} {port}")
@@ -119,14 +130,19 @@ async def send_by_device(sandbox: LocalEnvironment, address: str, port: int) -> 
 
 
 async def reach(directory: Path) -> dict[str, object]:
-    """Return the answers to a sandbox that may reach private networks, and its packets at this machine's loopback."""
+    """Return what a sandbox that may reach private networks has, and its packets at this machine's loopback.
+
+    Its first packets are datagrams, which nobody sends again.
+    """
     made = make_sandbox(directory, network_policy=PUBLIC, private_network=True)
     async with greeting() as greeter, echoing() as echo, running(made) as sandbox:
-        heard = [await connect(sandbox, greeter), await send(sandbox, echo.port), await output(sandbox, DEVICES)]
+        before = [await output(sandbox, DEVICES), len(network_processes())]
+        heard = [await send(sandbox, echo.port), await connect(sandbox, greeter), await output(sandbox, DEVICES)]
+        after = len(network_processes())
         await send_by_device(sandbox, own_address(), echo.port)
         await eventually(lambda: own_address().encode() in echo.heard)
         await send_by_device(sandbox, "127.0.0.1", echo.port)
-        return {"heard": heard, "on loopback": echo.heard.count(b"127.0.0.1")}
+        return {"before": before, "heard": heard, "after": after, "on loopback": echo.heard.count(b"127.0.0.1")}
 
 
 if __name__ == "__main__":

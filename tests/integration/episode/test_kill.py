@@ -25,6 +25,7 @@ from harbor_gym.sandboxes.labels import OWNER_LABEL
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM
 from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 from tests.helpers.engines import require_engine
+from tests.helpers.hostile.first_words import start_network
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, running
@@ -145,6 +146,7 @@ async def kill_half_ended(directory: Path) -> bool:
     """Stop a sandbox and kill its supervisor once that has killed the network's process; return whether in time."""
     sandbox = make_sandbox(directory, network_policy=NetworkPolicy(network_mode=NetworkMode.PUBLIC))
     async with running(sandbox):
+        await start_network(sandbox)
         (supervisor,) = (pid for pid in children(forkserver_pid()) if children(pid, NETWORK_PROGRAM))
         (network,) = children(supervisor, NETWORK_PROGRAM)
         ending = asyncio.create_task(sandbox.stop(delete=True))

@@ -5,6 +5,7 @@ import contextlib
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local import criu, own_ids
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.hostile import first_words
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
@@ -66,10 +68,12 @@ async def goes_on(sandbox: LocalEnvironment, directory: Path) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def copied(sandbox: LocalEnvironment, root: int, directory: Path) -> AsyncGenerator[LocalEnvironment]:
+async def copied(
+    sandbox: LocalEnvironment, root: int, directory: Path, **options: Any
+) -> AsyncGenerator[LocalEnvironment]:
     dump = await sandbox.dump(root)
     try:
-        copy = make_sandbox(directory / "copy", forkable=True)
+        copy = make_sandbox(directory / "copy", forkable=True, **options)
         copy.begin_as(dump)
         async with running(copy):
             await copy.restore(dump)
@@ -84,6 +88,30 @@ async def test_a_copy_goes_on_and_the_parent_too(sandbox: LocalEnvironment, tmp_
         assert await goes_on(copy, tmp_path)
         assert not await sandbox.is_file("/srv/went")
         assert await goes_on(sandbox, tmp_path)
+
+
+_SENDER = """
+use Socket; socket my $s, PF_INET, SOCK_DGRAM, 0; bind $s, sockaddr_in(5000, inet_aton("10.0.2.100")) or die;
+sub ask {{ send $s, "hello", 0, sockaddr_in({port}, inet_aton("{address}")); recv $s, my $answer, 10, 0 }}
+ask() if {is_used};
+if (!fork) {{ select undef, undef, undef, 0.02 until -e "/srv/go"; ask(); mkdir "/srv/answered"; sleep 1 while 1 }}
+"""
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_a_copy_sends_by_a_socket_of_before_used_or_not(tmp_path: Path, is_used: bool) -> None:
+    options: dict[str, Any] = {"network_policy": first_words.PUBLIC, "private_network": True}
+    async with first_words.echoing() as echo, running(make_sandbox(tmp_path, forkable=True, **options)) as sandbox:
+        await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
+        program = _SENDER.format(port=echo.port, address=first_words.own_address(), is_used=int(is_used))
+        root = await start(sandbox, program)
+        assert len(echo.heard) == is_used
+        async with copied(sandbox, root, tmp_path, **options) as copy:
+            assert len(first_words.network_processes()) == is_used
+            for heard, one in enumerate((copy, sandbox), is_used + 1):
+                assert await goes_on(one, tmp_path)
+                assert await output(one, "until test -d /srv/answered; do sleep 0.1; done; echo yes") == "yes"
+                assert len(echo.heard) == heard
 
 
 async def test_nothing_of_the_sandbox_is_loaded_into_criu(sandbox: LocalEnvironment, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from harbor.trial.trial import Trial
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.procfs import read_stat
-from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxLostError, SandboxStartError, UsageError
+from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxLostError, UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.local import client, options
@@ -86,14 +86,55 @@ async def test_a_public_network_reaches_others_but_neither_the_machine_nor_priva
         printed = await _talk(sandbox, **private, **never)
         assert printed == dict.fromkeys(printed, "ECONNREFUSED")
         assert await output(sandbox, DEVICES) == "lo\ntap0"
+        assert network_processes() == []
+
+
+_SEND_TO_ALL = """
+import socket
+for family, address in ((socket.AF_INET, "224.0.0.251"), (socket.AF_INET, "255.255.255.255"),
+                        (socket.AF_INET6, "ff02::1"), (socket.AF_INET6, "2001:db8::1")):
+    with socket.socket(family, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"tap0")
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        try:
+            sender.sendto(b"hello", (address, 5353))
+        except OSError as exc:
+            print(exc)
+"""
+_STATE = """
+import fcntl, socket, struct
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    for request in (0x8913, 0x8915, 0x891B, 0x8919, 0x8921, 0x8927):
+        print(fcntl.ioctl(any_socket, request, struct.pack("16s24x", b"tap0"))[16:].hex())
+print(open("/proc/net/route").read(), open("/proc/net/if_inet6").read())
+"""
+"""Prints the device's SIOCGIFFLAGS, ADDR, NETMASK, BRDADDR, MTU and HWADDR, and the routes."""
+
+
+async def test_the_first_packet_that_may_leave_starts_the_network_and_changes_nothing_inside(
+    tmp_path: Path, greeter: int
+) -> None:
+    _own_address()
+    async with running(make_sandbox(tmp_path, network_policy=PUBLIC, private_network=True)) as sandbox:
+        await output(sandbox, f"python3 -c '{_SEND_TO_ALL}'; sleep 2")  # the kernel looks for neighbors by itself
+        assert network_processes() == []
+        before = await output(sandbox, f"python3 -c '{_STATE}'")
+        assert await first_words.connect(sandbox, greeter) == "hello"
+        assert len(network_processes()) == 1
+        assert await output(sandbox, f"python3 -c '{_STATE}'") == before
 
 
 _CHANGES = {
     "a route": (0, 0x18, "02000000fe030001"),
     "a device": (0, 0x10, "00000000000000000000000000000000"),
+    "the device's end": (0, 0x11, "00000000000000000000000000000000"),
+    "an address": (0, 0x14, "0218000000000000"),
+    "a neighbor": (0, 0x1C, "020000000000000000000000"),
+    "how the kernel asks for neighbors": (0, 0x43, "02000000"),
     "the packet filter": (12, 0x0A00 | 2, "01000000"),
 }
-"""netlink's family, message and body: RTM_NEWROUTE, RTM_NEWLINK, NFT_MSG_DELTABLE."""
+"""netlink's family, message and body: RTM_NEWROUTE, _NEWLINK, _DELLINK, _NEWADDR, _NEWNEIGH and _SETNEIGHTBL, and
+NFT_MSG_DELTABLE."""
 _CHANGE = """
 import socket, struct, sys
 family, kind, body = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
@@ -111,7 +152,7 @@ async def test_root_inside_can_not_change_its_network(tmp_path: Path) -> None:
         assert (await sandbox.exec("echo 1 > /proc/sys/net/ipv4/ip_forward")).return_code != 0
 
 
-_REACHED = {"heard": ["hello", "0 1 2", "lo\ntap0"], "on loopback": 0}
+_REACHED = {"before": ["lo\ntap0", 0], "heard": ["0 1 2", "hello", "lo\ntap0"], "after": 1, "on loopback": 0}
 
 
 async def test_who_names_a_device_reaches_no_further(tmp_path: Path) -> None:
@@ -121,6 +162,7 @@ async def test_who_names_a_device_reaches_no_further(tmp_path: Path) -> None:
     async with first_words.echoing() as echo:
         async with running(make_sandbox(tmp_path / "closed", network_policy=PUBLIC)) as sandbox:
             await first_words.send_by_device(sandbox, here, echo.port)
+            assert network_processes() == []
         assert echo.heard == []
 
 
@@ -149,7 +191,11 @@ async def test_a_network_comes_and_goes_with_the_phases(tmp_path: Path, greeter:
             assert await output(sandbox, "cat /etc/resolv.conf") == "nameserver 10.0.2.3"
             await sandbox.set_network_policy(_NO_NETWORK)
             assert await output(sandbox, DEVICES) == "lo"
+            assert network_processes() == []
             assert await _talk(sandbox, machine=here) == {"machine": "ENETUNREACH"}
+        await sandbox.set_network_policy(PUBLIC)
+        await sandbox.set_network_policy(_NO_NETWORK)
+        assert await output(sandbox, DEVICES) == "lo"
 
 
 _WITHOUT = """
@@ -225,8 +271,25 @@ async def test_a_network_that_does_not_start_is_the_machines_failure(
         return "/bin/false" if program == NETWORK_PROGRAM else find(program)
 
     monkeypatch.setattr(client, "find_program", find_another)
-    with pytest.raises(SandboxStartError, match="slirp4netns gives no network"):
-        await make_sandbox(tmp_path, network_policy=PUBLIC, private_network=True).start(force_build=False)
+    async with running(make_sandbox(tmp_path, network_policy=PUBLIC, private_network=True)) as sandbox:
+        with pytest.raises(SandboxLostError, match="slirp4netns gives no network"):
+            await first_words.connect(sandbox, 1)
+
+
+async def test_a_network_that_starts_late_loses_no_packet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself the kernel would ask for the gateway for three seconds, and then drop the packets."""
+    find = client.find_program
+    late = tmp_path / "late"
+    late.write_text(f'#!/bin/sh\nsleep 4\nexec {find(NETWORK_PROGRAM)} "$@"\n')
+    late.chmod(0o755)
+
+    def find_late(program: str) -> str | None:
+        return str(late) if program == NETWORK_PROGRAM else find(program)
+
+    monkeypatch.setattr(client, "find_program", find_late)
+    made = make_sandbox(tmp_path / "sandbox", network_policy=PUBLIC, private_network=True)
+    async with first_words.echoing() as echo, running(made) as sandbox:
+        assert await first_words.send(sandbox, echo.port) == "0 1 2"
 
 
 async def test_a_network_that_no_phase_was_to_have_is_refused(tmp_path: Path) -> None:
@@ -298,7 +361,7 @@ async def test_what_is_mounted_shared_on_the_machine_stays(tmp_path: Path) -> No
             await asyncio.to_thread(subprocess.run, command, check=True)
         (below / "file").write_text("there")
         async with running(make_sandbox(tmp_path / "sandbox", network_policy=PUBLIC)) as sandbox:
-            assert await output(sandbox, DEVICES) == "lo\ntap0"
+            await first_words.start_network(sandbox)
             assert (below / "file").read_text() == "there"
         assert (below / "file").read_text() == "there"
     finally:

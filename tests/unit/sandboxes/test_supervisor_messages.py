@@ -30,7 +30,6 @@ CONFIG = SupervisorConfig(
     slirp4netns=None,
     has_network=False,
     may_have_network=True,
-    may_switch_network=True,
     name_server="10.0.2.3",
     directories={"/tmp": 0o1777, "/app": None},
     is_rootless=False,

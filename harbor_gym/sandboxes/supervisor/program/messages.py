@@ -84,9 +84,6 @@ class SupervisorConfig(NamedTuple):
     may_have_network: bool
     """Whether it may get one later."""
 
-    may_switch_network: bool
-    """Whether it may get one or lose it later."""
-
     name_server: str
     directories: dict[str, int | None]
     """Directories to make, and their modes; None leaves theirs."""

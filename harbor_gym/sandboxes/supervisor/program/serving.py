@@ -75,11 +75,11 @@ class _Supervisor:
         self.first = programs.open_first()
         self.namespace_build: NamespaceBuild | None = None
         self.init = 0
-        self.init_pidfd = self.network_namespace = -1
+        self.init_pidfd = -1
         self.mount_namespace = self.home = self.place = -1
         self.cgroup_fds: list[int] = []
         self.cgroups = cgroups.Cgroups(config.cgroups, config.limits)
-        self.network = UserNetwork(config, self.first)
+        self.network = UserNetwork(config, self.first, self.poll)
         layers = namespaces.Layers(len(config.layers), config.is_rootless)
         self.files_of_view = FilesOfView(layers, config.directories, config.name_server)
         self.view: View | None = None
@@ -105,11 +105,12 @@ class _Supervisor:
         self.namespace_build = NamespaceBuild(
             self.config, self.ids, self.first, self.cgroup_fds, self.cgroups.cgroup_mounts()
         )
-        self.network_namespace, user_namespace = self.namespace_build.begin()
-        if self.config.has_network:
-            self.network.begin(self.network_namespace)
-        os.setns(self.network_namespace, os.CLONE_NEWNET)
+        network_namespace, user_namespace = self.namespace_build.begin()
+        os.setns(network_namespace, os.CLONE_NEWNET)
+        os.close(network_namespace)
         namespaces.open_network(self.config)
+        if self.config.has_network:
+            self.network.open()
         namespaces.mount_root(self.config, self.ids, user_namespace)
         os.close(user_namespace)
         self.init = self.namespace_build.finish()
@@ -121,10 +122,8 @@ class _Supervisor:
         self.home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         self.place = os.open(".", os.O_RDONLY)
         os.setns(self.init_pidfd, NAMESPACES)
-        if self.config.has_network:
-            if not self.config.is_copy:
-                self.write_name_server()
-            self.network.wait()
+        if self.config.has_network and not self.config.is_copy:
+            self.write_name_server()
         return_free_memory()
         self.reply(ready=True, init=self.init, start_time=start_time(self.init), ids=self.ids.extents)
 
@@ -162,7 +161,9 @@ class _Supervisor:
                 self.loss, self.loss_kind = "its first process needed more memory than there was", "memory"
             if parent in ready or self.init_pidfd in ready:
                 return
-            if self.control.fileno() in ready and not self.handle_request():
+            if self.network.is_due(ready):
+                self.start_network()
+            elif self.control.fileno() in ready and not self.handle_request():
                 return
 
     def handle_request(self) -> bool:
@@ -279,7 +280,12 @@ class _Supervisor:
         )
         # Before the child closes what it has of the supervisor's.
         found: list[dict[str, Any]] = []
-        self.children.start(request, lambda: found.append(work(place)), lambda: found[0])
+
+        def enter() -> None:
+            self.network.leave_device()
+            found.append(work(place))
+
+        self.children.start(request, enter, lambda: found[0])
 
     def change_view(
         self, request: int, paths: list[str] | None, also: Sequence[str] = (), *, keeps: bool = False
@@ -360,12 +366,17 @@ class _Supervisor:
             if not is_open:
                 self.network.close()
             elif not self.network.is_open:
-                self.network.begin(self.network_namespace)
-                self.network.wait()
+                self.network.open()
                 self.write_name_server()
         except OSError as exc:
             error = str(exc)
         self.reply(id=request, return_code=0, error=error)
+
+    def start_network(self) -> None:
+        try:
+            self.network.start()
+        except OSError as exc:
+            self.loss = str(exc)
 
     def write_name_server(self) -> None:
         with self.entered():

@@ -6,13 +6,14 @@ Routes would not suffice: a program that names a device (SO_BINDTODEVICE) bypass
 Source: nft(8), the kernel's linux/netfilter/nf_tables.h and nfnetlink.h.
 """
 
-import errno
 import fcntl
 import functools
-import os
 import socket
 import struct
 from collections.abc import Iterable
+
+from kernel import netlink
+from kernel.netlink import ACK, APPEND, CREATE, Value, attributes
 
 RULES = """\
 table inet harbor_gym {{
@@ -28,11 +29,8 @@ table inet harbor_gym {{
 """
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 _NETLINK_NETFILTER, _SUBSYSTEM, _INET = 12, 10, 1
-_BATCH_BEGIN, _BATCH_END, _ERROR = 0x10, 0x11, 2
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _NEW_TABLE, _NEW_CHAIN, _NEW_RULE, _NEW_SET, _NEW_ELEMENTS = (_SUBSYSTEM << 8 | number for number in (0, 3, 6, 9, 12))
-_REQUEST, _ACK, _CREATE, _APPEND = 0x1, 0x4, 0x400, 0x800
-_NESTED = 0x8000
-_ANSWER_BYTES, _TIMEOUT_SEC = 1 << 16, 10.0
 _TABLE, _CHAIN, _SET = b"harbor_gym\0", b"output\0", b"__set%d\0"
 _OUTPUT_HOOK, _DROP, _ACCEPT, _EQUAL = 3, 0, 1, 0
 _DEVICE, _FAMILY, _PROTOCOL = 7, 15, 16
@@ -40,9 +38,6 @@ _NETWORK, _TRANSPORT = 1, 2
 _ANONYMOUS_CONSTANT_INTERVALS, _IPV4_TYPE, _ENDS = 7, 7, 1
 _PORT_UNREACHABLE = 3
 _DNS = 53
-
-type _Value = bytes | int | list[tuple[int, "_Value"]]
-"""An attribute's value: bytes, a number of 32 bits, or attributes."""
 
 
 def raise_loopback() -> None:
@@ -62,32 +57,7 @@ def close_networks(networks: Iterable[str], name_server: str) -> None:
         OSError: The kernel refuses.
     """
     content, last = messages(tuple(networks), name_server)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as kernel:
-        kernel.settimeout(_TIMEOUT_SEC)
-        kernel.sendto(content, (0, 0))
-        while not _is_done(kernel.recv(_ANSWER_BYTES), last):
-            pass
-
-
-def _is_done(answer: bytes, last: int) -> bool:
-    """Return whether the last message has been answered.
-
-    Raises:
-        OSError: One was refused.
-    """
-    place = 0
-    while place < len(answer):
-        size, kind, _, number, _ = struct.unpack_from("IHHII", answer, place)
-        if kind == _ERROR:
-            (error,) = struct.unpack_from("i", answer, place + 16)
-            if error:
-                raise OSError(-error, f"no packet filter for the network: {os.strerror(-error)}")
-            if number == last:
-                return True
-        place += size + -size % 4
-    if not answer:
-        raise OSError(errno.EIO, "no packet filter for the network: the kernel does not answer")
-    return False
+    netlink.send(_NETLINK_NETFILTER, content, last, "no packet filter for the network")
 
 
 @functools.cache
@@ -102,11 +72,11 @@ def messages(networks: tuple[str, ...], name_server: str) -> tuple[bytes, int]:
         _expression(b"reject", [(1, 0), (2, bytes([_PORT_UNREACHABLE]))]),
     ]
     elements = _elements(networks)
-    made: list[tuple[int, int, list[tuple[int, _Value]]]] = [
+    made: list[tuple[int, int, list[tuple[int, Value]]]] = [
         (_NEW_TABLE, 0, [(1, _TABLE), (2, 0)]),
         (
             _NEW_CHAIN,
-            _CREATE,
+            CREATE,
             [(1, _TABLE), (3, _CHAIN), (7, b"filter\0"), (5, _ACCEPT), (4, [(1, _OUTPUT_HOOK), (2, 0)])],
         ),
         _rule([*_is(_DEVICE, b"lo".ljust(16, b"\0")), _verdict(_ACCEPT)]),
@@ -117,7 +87,7 @@ def messages(networks: tuple[str, ...], name_server: str) -> tuple[bytes, int]:
         ),
         (
             _NEW_SET,
-            _CREATE,
+            CREATE,
             [
                 (1, _TABLE),
                 (2, _SET),
@@ -128,60 +98,48 @@ def messages(networks: tuple[str, ...], name_server: str) -> tuple[bytes, int]:
                 (9, [(1, len(elements))]),
             ],
         ),
-        (_NEW_ELEMENTS, _CREATE, [(1, _TABLE), (2, _SET), (4, 1), (3, elements)]),
+        (_NEW_ELEMENTS, CREATE, [(1, _TABLE), (2, _SET), (4, 1), (3, elements)]),
         _rule(closed),
     ]
     last = len(made)
     parts = [_message(_BATCH_BEGIN, 0, 0, b"", family=0, group=_SUBSYSTEM)]
-    for number, (kind, flags, attributes) in enumerate(made, 1):
-        parts.append(_message(kind, flags | (_ACK if number == last else 0), number, _attributes(attributes)))
+    for number, (kind, flags, values) in enumerate(made, 1):
+        parts.append(_message(kind, flags | (ACK if number == last else 0), number, attributes(values)))
     parts.append(_message(_BATCH_END, 0, last + 1, b"", family=0, group=_SUBSYSTEM))
     return b"".join(parts), last
 
 
 def _message(kind: int, flags: int, number: int, body: bytes, *, family: int = _INET, group: int = 0) -> bytes:
-    size = 20 + len(body)
-    return struct.pack("=IHHIIBB", size, kind, flags | _REQUEST, number, 0, family, 0) + struct.pack("!H", group) + body
+    return netlink.message(kind, flags, number, struct.pack("!BBH", family, 0, group) + body)
 
 
-def _attributes(attributes: list[tuple[int, _Value]]) -> bytes:
-    out = b""
-    for kind, value in attributes:
-        if isinstance(value, list):
-            body, kind = _attributes(value), kind | _NESTED
-        else:
-            body = value if isinstance(value, bytes) else struct.pack("!I", value)
-        out += struct.pack("HH", 4 + len(body), kind) + body + bytes(-len(body) % 4)
-    return out
+def _rule(expressions: list[tuple[int, Value]]) -> tuple[int, int, list[tuple[int, Value]]]:
+    return _NEW_RULE, CREATE | APPEND, [(1, _TABLE), (2, _CHAIN), (4, expressions)]
 
 
-def _rule(expressions: list[tuple[int, _Value]]) -> tuple[int, int, list[tuple[int, _Value]]]:
-    return _NEW_RULE, _CREATE | _APPEND, [(1, _TABLE), (2, _CHAIN), (4, expressions)]
-
-
-def _expression(name: bytes, data: list[tuple[int, _Value]]) -> tuple[int, _Value]:
+def _expression(name: bytes, data: list[tuple[int, Value]]) -> tuple[int, Value]:
     return 1, [(1, name + b"\0"), (2, data)]
 
 
-def _is(key: int, value: bytes) -> list[tuple[int, _Value]]:
+def _is(key: int, value: bytes) -> list[tuple[int, Value]]:
     """Match what the kernel knows of a packet."""
     return [_expression(b"meta", [(2, key), (1, 1)]), _equals(value)]
 
 
-def _at(header: int, offset: int, size: int, value: bytes) -> list[tuple[int, _Value]]:
+def _at(header: int, offset: int, size: int, value: bytes) -> list[tuple[int, Value]]:
     """Match bytes of a header."""
     return [_expression(b"payload", [(1, 1), (2, header), (3, offset), (4, size)]), _equals(value)]
 
 
-def _equals(value: bytes) -> tuple[int, _Value]:
+def _equals(value: bytes) -> tuple[int, Value]:
     return _expression(b"cmp", [(1, 1), (2, _EQUAL), (3, [(1, value)])])
 
 
-def _verdict(code: int) -> tuple[int, _Value]:
+def _verdict(code: int) -> tuple[int, Value]:
     return _expression(b"immediate", [(1, 0), (2, [(2, [(1, code)])])])
 
 
-def _elements(networks: Iterable[str]) -> list[tuple[int, _Value]]:
+def _elements(networks: Iterable[str]) -> list[tuple[int, Value]]:
     """Return the networks as intervals: a start, and an end that is no part of it."""
     intervals: list[list[int]] = []
     for first, size in sorted(map(_interval, networks)):
