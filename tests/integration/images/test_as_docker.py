@@ -147,7 +147,10 @@ def docker_files(name: str, *, with_base: bool) -> dict[str, Any]:
     # Without a log: the daemon would write the archive there as JSON, which takes most of this test's time.
     options = ("--rm", "--network", "none", "--log-driver", "none", "--user", "0", "--entrypoint", "tar")
     words = ("docker", "run", *options, name, *packing(with_base=with_base), "-C", "/", ".")
-    return _listed(subprocess.run(words, capture_output=True, check=True).stdout)
+    done = subprocess.run(words, capture_output=True, check=False)
+    # 1: on a busy machine Docker still changes a directory while tar reads it. What can't be read is 2.
+    assert done.returncode in (0, 1), done.stderr
+    return _listed(done.stdout)
 
 
 def local_files(image: Image, folder: Path, *, with_base: bool) -> dict[str, Any]:
