@@ -11,7 +11,7 @@ cd "$here/.."
 environment=$(.ci/environment.sh harbor_newest)
 unset HARBOR_GYM_REQUIRE # frameworks have environments of their own, and each engine's tests run in .venv
 # Left out are the files of the folders named in part, no test of which runs code of Harbor.
-exec "$environment/bin/python" -m pytest -n 2 --max-worker-restart 0 -m 'not slow' \
+exec "$environment/bin/python" -m pytest -n 3 --max-worker-restart 0 -m 'not slow' \
   tests/unit/checking tests/unit/episode tests/unit/tasks tests/unit/formats tests/unit/rollouts \
   tests/unit/gateway/test_relay.py tests/unit/runtime/{test_harbor_versions,test_portal}.py \
   tests/unit/sandboxes/{test_extensions,test_namespaced,apptainer/test_options}.py \

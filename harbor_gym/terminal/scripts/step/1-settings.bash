@@ -22,6 +22,7 @@
 #   news         set when the window was renamed: there may be a new mark
 # The prompt (3-marks):
 #   mark kind    the latest mark "<pid>:<count>:<exit code>" and its kind p, m, r; "0:0:" and "" where there is none
+#   taken taken_mark taken_kind           tmux's path of the pane that was parsed last, and what it says
 #   typed        the mark from before the keys          screen is_dead is_full   what the pane shows, and its state
 #   state_line   the first line of screen                tell_mark   the command by which tmux prints it and the mark
 # The kernel's view (4-processes, 5-verdicts):
@@ -62,6 +63,7 @@ fi
 # Not from the environment, which is the image's: the tests of the verdicts replace it after loading.
 proc=/proc
 signed=-1 held='' answer=() reply='' to='' from='' client='' is_resident='' asked=0 news='' mark=0:0: kind=''
+taken='' taken_mark=0:0: taken_kind=''
 quiet_ms=120 soon_sec=0.005 settle_sec=0.015 settle_next=0.015 patience_sec=0.01 polling_ms=350 tended_ms=2000 long_sec=3
 case $HOSTTYPE in
     x86_64)
