@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym.terminal.scripts import read_script, read_source
+from tests.helpers.patience import PATIENCE_SEC
 
 # A tmux whose every answer is as short as any can be, as in a sandbox whose clock shows the year 1970.
 _SHORTEST = """
@@ -107,7 +108,13 @@ def _asked(steps: str, *, mark: str, is_new: bool, lost: str = "") -> str:
     script = f"set -- load\n{read_script('step')}\n{_CAPTURED}{steps}"
     settings = {"MARK": mark, "IS_NEW": "1" if is_new else "", "LOST": lost}
     done = subprocess.run(
-        ["bash"], input=script, capture_output=True, text=True, check=True, timeout=30, env={**os.environ, **settings}
+        ["bash"],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SEC,
+        env={**os.environ, **settings},
     )
     return done.stdout.strip()
 

@@ -48,7 +48,6 @@ has_settled && echo "$why" || echo on
 """
 _PROMPT = """
 read_mark() { mark=$MARK kind=$KIND; }
-ask_or_capture() { read_mark; }
 at_prompt && echo "$why" || echo "on${news:+ news}"
 """
 _FIRST_PROMPT = """

@@ -64,7 +64,7 @@ class UserNetwork:
         """
         if not self._may_open:
             raise OSError("the sandbox was made without a network connection that comes later")
-        self._device, self._keeps_packets = device.make(_DEVICE, _MTU, _ADDRESS, _BITS, _GATEWAY)
+        self._device, self._keeps_packets = _make_device()
         self._poll.register(self._device, select.POLLIN)
         self.is_open = True
 
@@ -75,7 +75,9 @@ class UserNetwork:
     def leave_device(self) -> None:
         """Close this process's descriptor of the device: that of the supervisor, or of a child that runs for long."""
         if self._device >= 0:
+            self._poll.unregister(self._device)
             os.close(self._device)
+            self._device = -1
 
     def start(self) -> None:
         """Let slirp4netns carry the packets; return when it does. To be called in the sandbox's namespaces.
@@ -99,15 +101,13 @@ class UserNetwork:
         self._wait()
 
     def _free_device(self) -> None:
-        self._poll.unregister(self._device)
         self.leave_device()
-        self._device = -1
         end = time.monotonic() + _COPIES_SEC
         while not device.is_free(_DEVICE):
             # A child that was just forked closes its copy. One that the policy stopped keeps it.
             if time.monotonic() > end:
                 device.remove(_DEVICE)
-                os.close(device.make(_DEVICE, _MTU, _ADDRESS, _BITS, _GATEWAY)[0])
+                os.close(_make_device()[0])
                 return
             time.sleep(_PAUSE_SEC)
 
@@ -172,9 +172,7 @@ class UserNetwork:
             return
         self.is_open = False
         if self._device >= 0:
-            self._poll.unregister(self._device)
             self.leave_device()
-            self._device = -1
         else:
             # In this order: a program that ends with its pipe would also end the process that starts the next one.
             if self._outsider is not None:
@@ -192,3 +190,7 @@ class UserNetwork:
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+
+def _make_device() -> tuple[int, bool]:
+    return device.make(_DEVICE, _MTU, _ADDRESS, _BITS, _GATEWAY)

@@ -31,7 +31,8 @@ at_new_prompt() { [[ $kind == [pm] ]] && is_new_mark; }
 
 tell_mark="display-message -p -t %0 '|#{pane_dead} #{alternate_on} #{cursor_x} #{cursor_y} #{history_size}|#{pane_path}'"
 
-read_mark() { query_raw "$tell_mark" && take_reply_mark; }
+# Asks for the mark, and for the other commands that are given.
+read_mark() { query_raw "$tell_mark" "$@" && take_reply_mark; }
 
 # Sets state_line, is_dead and is_full, and mark, from tmux's reply to a request that begins with $tell_mark.
 take_reply_mark() {

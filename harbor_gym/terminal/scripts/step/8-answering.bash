@@ -17,19 +17,19 @@ set_capture() {
 # Asks for the mark, and for $1 if it is given. Where an answer is due at the next prompt and that is there, the screen is
 # captured in the same request instead: sets is_captured. The pattern in it is less strict than `at_new_prompt`.
 ask_or_capture() {
-    local capture at_prompt count=${typed#*:}
+    local capture is_prompt count=${typed#*:}
     if [[ -n $may_capture ]]; then
-        at_prompt="#{?#{m:$session ${typed%%:*} ${count%%:*} *,#{pane_path}},,#{m:$session * p *,#{pane_path}}}"
+        is_prompt="#{?#{m:$session ${typed%%:*} ${count%%:*} *,#{pane_path}},,#{m:$session * p *,#{pane_path}}}"
         set_capture "$waits,prompt"
-        if ask_raw "$tell_mark" "if-shell -F -t %0 '#{?pane_dead,,$at_prompt}' '$capture'${1:+" '$1'"}"$'\n'"if-shell -F -t %0 '#{m:$nonce *,#{@frame}}' '$save'"; then
+        if ask_raw "$tell_mark" "if-shell -F -t %0 '#{?pane_dead,,$is_prompt}' '$capture'${1:+" '$1'"}"$'\n'"if-shell -F -t %0 '#{m:$nonce *,#{@frame}}' '$save'"; then
             take_reply_mark || return
-            if [[ $kind == p ]] && at_new_prompt; then is_captured=1; fi
+            if [[ $kind == p ]] && is_new_mark; then is_captured=1; fi
             return 0
         fi
         # The answer is lost; tmux has the screen where it was captured.
         may_capture='' is_captured=maybe
     fi
-    query_raw "$tell_mark" ${1:+"$1"} && take_reply_mark
+    read_mark ${1:+"$1"}
 }
 
 show_screen() {
