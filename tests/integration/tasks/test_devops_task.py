@@ -1,15 +1,17 @@
 """The devops task: its verifier rewards a repaired service and nothing else."""
 
+import asyncio
 import hashlib
 import re
 import subprocess
-import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from harbor.models.task.task import Task
 
+from harbor_gym.sandboxes.images.build import ImageSource, build_image
+from harbor_gym.sandboxes.tools import CONTAINED
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
@@ -98,61 +100,63 @@ class Grade:
     output: str
 
 
-def _docker(*arguments: str, stdin: str | None = None) -> str:
-    done = subprocess.run(
-        ["docker", *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=PATIENCE_SEC
-    )
-    assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stdout}{done.stderr}"
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
-def image() -> Iterator[str]:
-    require_engine("docker")
-    # A name and an identity that no other test's image has: removing theirs must not take this one.
-    tag = f"harbor-gym-test-devops-task-{uuid.uuid4().hex[:12]}"
-    _docker("build", "--quiet", "--label", f"test={tag}", "--tag", tag, str(TASK_DIR / "environment"))
-    yield tag
-    _docker("image", "rm", "--force", tag)
+def layers() -> str:
+    """Return the directories of the task's image, as a mount of an overlay names them."""
+    require_engine("local")
+    image = asyncio.run(build_image(ImageSource(TASK_DIR / "environment")))
+    return ":".join(map(str, image.directories))
 
 
+_ENTER = """\
+mount -t tmpfs none "$1"; cd "$1"; mkdir upper work root
+mount -t overlay -o "lowerdir=$2,upperdir=upper,workdir=work" none root
+mkdir root/tests; mount --rbind /dev root/dev; mount -t proc none root/proc; mount --bind "$3" root/tests
+exec env -i PATH="$PATH" HOME=/root chroot root bash -c "$4"
+"""
 _PLAY = "bash >/dev/null 2>&1; /tests/test.sh; exec /bin/cat /logs/verifier/reward.txt"
 
 
-def _grade(image: str, agent_script: str) -> Grade:
-    """Run a script as the agent would, then the verifier; both in a fresh container without a network."""
-    where = ("--rm", "--init", "--interactive", "--network=none", "--volume", f"{TASK_DIR / 'tests'}:/tests:ro")
-    output, _, reward = _docker("run", *where, image, "bash", "-c", _PLAY, stdin=agent_script).strip().rpartition("\n")
+def _run(layers: str, place: Path, command: str, script: str) -> str:
+    """Run a command in a fresh root of the image, with processes of its own and without a network."""
+    words = (*CONTAINED, "--net", "bash", "-ec", _ENTER, "bash", place, layers, TASK_DIR / "tests", command)
+    done = subprocess.run(words, input=script, capture_output=True, text=True, check=False, timeout=PATIENCE_SEC)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def _grade(layers: str, place: Path, agent_script: str) -> Grade:
+    """Run a script as the agent would, then the verifier."""
+    output, _, reward = _run(layers, place, _PLAY, agent_script).strip().rpartition("\n")
     return Grade(reward, f"{output}\n")
 
 
-@pytest.mark.docker
-def test_the_solution_is_rewarded(image: str) -> None:
-    grade = _grade(image, (TASK_DIR / "solution" / "solve.sh").read_text())
+@pytest.mark.local
+def test_the_solution_is_rewarded(layers: str, tmp_path: Path) -> None:
+    grade = _grade(layers, tmp_path, (TASK_DIR / "solution" / "solve.sh").read_text())
     assert grade.reward == "1", grade.output
 
 
-@pytest.mark.docker
+@pytest.mark.local
 @pytest.mark.parametrize("script", RIGHT.values(), ids=RIGHT.keys())
-def test_every_honest_repair_is_rewarded(image: str, script: str) -> None:
-    assert _grade(image, script) == Grade("1", "reward 1, failed checks 0\n")
+def test_every_honest_repair_is_rewarded(layers: str, tmp_path: Path, script: str) -> None:
+    assert _grade(layers, tmp_path, script) == Grade("1", "reward 1, failed checks 0\n")
 
 
-@pytest.mark.docker
+@pytest.mark.local
 @pytest.mark.parametrize(("script", "reason"), WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_end_state_is_not_rewarded(image: str, script: str, reason: str) -> None:
-    grade = _grade(image, script)
+def test_a_wrong_end_state_is_not_rewarded(layers: str, tmp_path: Path, script: str, reason: str) -> None:
+    grade = _grade(layers, tmp_path, script)
     assert grade.reward == "0"
     assert re.search(r"^FAIL: .*" + re.escape(reason), grade.output, re.MULTILINE), grade.output
 
 
-@pytest.mark.docker
-def test_appctl_names_the_faults_one_after_another(image: str) -> None:
+@pytest.mark.local
+def test_appctl_names_the_faults_one_after_another(layers: str, tmp_path: Path) -> None:
     script = (
         f"appctl start; {PID}; appctl start; {KEY}; appctl start; {SPOOL}; appctl start; appctl status; appctl stop"
     )
-    printed = _docker("run", "--rm", "--init", "--interactive", "--network=none", image, "bash", stdin=script)
-    assert printed.splitlines() == [
+    assert _run(layers, tmp_path, "bash; :", script).splitlines() == [
         "app: running already? /srv/app/app.pid has pid 1",
         "app: /etc/app/key has mode 644, not 600",
         "app: no spool /var/spool/ap",
