@@ -25,7 +25,10 @@ type Transport = Literal["auto", "portable", "persistent"]
 type Sandbox = LocalSandbox | Container
 
 KINDS = (pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker))
-"""Parameters of a fixture that calls :func:`running_sandbox`."""
+"""Parameters of a fixture ``sandbox`` that calls :func:`running_sandbox`. Of most tests it has the first alone."""
+
+ON_DOCKER_TOO = pytest.mark.parametrize("sandbox", KINDS, indirect=True)
+"""For a test of what the sandbox has a part in: commands, pipes, users, processes and their ends."""
 
 LONG_SEC = float(PATIENCE_SEC)
 """A ceiling that a passing test never reaches."""
