@@ -17,9 +17,8 @@ from harbor_gym.bench.scenarios import LIST, ROWS, SIX, Step, make_scenarios
 from harbor_gym.errors import SandboxStartError, UsageError
 from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.engines import require_engine
-from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import FAKE
-from tests.helpers.tasks import BASE, write_task
+from tests.helpers.tasks import write_task
 from tests.unit.house.test_cli import run
 
 ROW_KEYS = {"row", "implementation", "median_ms", "p95_ms", "correct", "of", "execs_per_step"}
@@ -182,16 +181,6 @@ def test_the_table_shows_where_harbor_was_fast_and_wrong() -> None:
 
 
 # --- for real ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.docker
-def test_every_step_is_right_in_every_terminal_of_ours_on_docker(nothing_left: None) -> None:
-    require_engine("docker")
-    subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE], check=True)
-    done = run("bench", "step", "--env", "docker", "--repeat", "1", "--json")
-    assert done.returncode == 0, done
-    expect_right_steps(json.loads(done.stdout), "docker")
 
 
 def expect_right_steps(found: Any, env: str) -> None:

@@ -1,9 +1,7 @@
 """One episode with tool calls, any trainer: in every family's form, in marks too, the same tokens, reward and end."""
 
-import asyncio
 import dataclasses
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ from harbor_gym import EndReason
 from tests.contract.differences import AGENTS, doors
 from tests.contract.players.episode import FORGE, Episode, Played, Script, by_run_episode
 from tests.contract.test_same_episode import ADAPTERS, adapters
-from tests.helpers.paths import ROOT
-from tests.helpers.tasks import BASE, DONE, write_task
+from tests.helpers.tasks import DONE, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -92,21 +89,14 @@ echo $((! $?)) >/logs/verifier/reward.txt
 
 
 @pytest.mark.parametrize(
-    ("adapter", "sandbox"),
-    [
-        *(pytest.param(*door.values, "local", marks=[*door.marks, pytest.mark.local]) for door in adapters(but=AGENTS)),
-        pytest.param("run_episode", "docker", marks=pytest.mark.docker),
-        pytest.param("run_episode", "apptainer", marks=pytest.mark.apptainer),
-    ],
+    "adapter",
+    [pytest.param(*door.values, marks=[*door.marks, pytest.mark.local]) for door in adapters(but=AGENTS)],
 )
-async def test_a_tools_command_is_typed_as_it_stands(
-    adapter: str, sandbox: str, model_dir: str, tmp_path: Path
-) -> None:
-    if sandbox == "docker":
-        await asyncio.to_thread(subprocess.run, [ROOT / ".ci" / "docker_base.sh", BASE], check=True)
+async def test_a_tools_command_is_typed_as_it_stands(adapter: str, model_dir: str, tmp_path: Path) -> None:
+    """In other sandboxes: ``test_command_text.py``."""
     script = Script((*(hermes("bash", command=command) for command in TYPED), hermes("submit")))
     task = write_task(tmp_path / "task", test_sh=TEST_SH)
-    played = await ADAPTERS[adapter](Episode(task, model_dir, script, sandbox, {}, action_format="bash-tool"))
+    played = await ADAPTERS[adapter](Episode(task, model_dir, script, "local", {}, action_format="bash-tool"))
     assert played == SOLVED
 
 

@@ -158,12 +158,11 @@ def require_equal(there: Rollout, here: Rollout) -> None:
     ]
 
 
+@pytest.mark.local
 async def test_terminus_2_is_recorded_as_in_a_trial_of_this_process(
-    server: ServerProcess, sandbox: str, tmp_path: Path
+    server: ServerProcess, task: TaskConfig, tmp_path: Path
 ) -> None:
-    same_prompt = "RUN echo \"PS1='# '\" >>/root/.bashrc\n"  # a container's has its name, which is another each time
-    task = TaskConfig(path=write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\nWORKDIR /srv\n{same_prompt}"))
-    given: dict[str, Any] = {"agent": "terminus-2", "sandbox": sandbox, "sandbox_options": {}}
+    given: dict[str, Any] = {"agent": "terminus-2", "sandbox": "local", "sandbox_options": {}}
     (there,) = await interface(server.url, trials_dir=tmp_path / "trials", **given).run([task])
     (here,) = await interface("", server=None, **given).run([task])
     require_whole(there, turns=3)

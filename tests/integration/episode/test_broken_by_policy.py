@@ -260,7 +260,6 @@ _ON_DOCKER = {
     "its workdir removed": 1.0,
     "a file in place of its workdir": 1.0,
     "a link to itself in place of its workdir": 1.0,
-    "the verifier's user renamed": None,
     "no accounts": None,
     "tests without an end": None,
 }

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,18 +18,17 @@ from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.engines import find_agent
 from tests.helpers.gateway.clients import THOUGHT, Script, ThinkingCodec, text_of, tool_call, trained_text
 from tests.helpers.gateway.inner_agent import INNER_AGENT
-from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
-from tests.helpers.tasks import BASE, DONE, write_task
+from tests.helpers.tasks import DONE, write_task
 
 
-async def make_trial(task_dir: Path, agent: AgentConfig, sandbox: str = "local") -> Trial:
+async def make_trial(task_dir: Path, agent: AgentConfig) -> Trial:
     return await Trial.create(
         TrialConfig(
             task=TaskConfig(path=task_dir),
             trials_dir=task_dir.parent / "trials",
             agent=agent,
-            environment=environment_config(sandbox),
+            environment=environment_config("local"),
         )
     )
 
@@ -73,23 +71,16 @@ async def test_a_spent_budget_ends_the_agent_and_is_verified(tmp_path: Path) -> 
     assert result.verifier_result.rewards == {"reward": 1.0}
 
 
-@pytest.fixture(
-    params=[pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
-)
-def sandbox(request: pytest.FixtureRequest) -> str:
-    if request.param == "docker":
-        subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE], check=True)
-    return request.param
-
-
-async def test_an_agent_in_a_sandbox_without_a_network(sandbox: str, tmp_path: Path) -> None:
+@pytest.mark.local
+async def test_an_agent_in_a_sandbox_without_a_network(tmp_path: Path) -> None:
+    """A container's tunnel: ``test_tunnel.py``."""
     look = f"{THOUGHT}I look.\n{tool_call(command='pwd')}{tool_call(command='id -un')}"
     write = THOUGHT + tool_call(command=DONE.strip())
     task = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     async with Gateway(Script(look, write, "done", repeats=True), ThinkingCodec(), model="policy") as gateway:
         session = gateway.open_session(name="inner")
         agent = AgentConfig(import_path=INNER_AGENT, kwargs={"url": sandbox_url(session)})
-        trial = await make_trial(task, agent, sandbox)
+        trial = await make_trial(task, agent)
         open_tunnel_for_agent(trial, gateway, session)
         result = await trial.run()
     assert result.exception_info is None, result.exception_info

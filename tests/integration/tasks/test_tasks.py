@@ -16,7 +16,6 @@ from tests.helpers.paths import ROOT
 
 TASKS = ROOT / "tasks"
 NAMES = sorted(path.parent.name for path in TASKS.glob("*/task.toml"))
-ENGINES = [pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 
 
 # --- declarations ----------------------------------------------------------------------------------------------------
@@ -78,9 +77,9 @@ def test_the_log_verifiers_know_the_original_logs() -> None:
 # --- done by hand ----------------------------------------------------------------------------------------------------
 
 
-def env_for(name: str, engine: str) -> AsyncTerminalGymEnv:
-    require_engine(engine)
-    return AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=TASKS / name, sandbox=engine, confirm_task_complete=False))
+def env_for(name: str) -> AsyncTerminalGymEnv:
+    require_engine("local")
+    return AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=TASKS / name, sandbox="local", confirm_task_complete=False))
 
 
 async def finish(env: AsyncTerminalGymEnv) -> tuple[float, bool, EpisodeInfo]:
@@ -92,16 +91,16 @@ async def finish(env: AsyncTerminalGymEnv) -> tuple[float, bool, EpisodeInfo]:
 
 async def grade(name: str, command: str) -> float:
     """Type a command into the task's terminal, declare the task complete, and return the reward."""
-    async with env_for(name, "local") as env:
+    async with env_for(name) as env:
         await env.reset()
         await env.step([(f"{command}\n", 10.0)])
         reward, _, _ = await finish(env)
         return reward
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-async def test_vim_swap_recovery_is_solved_with_keystrokes_in_vim(engine: str) -> None:
-    async with env_for("vim_swap_recovery", engine) as env:
+@pytest.mark.local
+async def test_vim_swap_recovery_is_solved_with_keystrokes_in_vim() -> None:
+    async with env_for("vim_swap_recovery") as env:
         screen, _ = await env.reset()
         screen, _, _, _ = await env.step([("vim -r incident.md\n", 10.0)])
         assert "Recovery completed" in screen
@@ -117,9 +116,9 @@ async def test_vim_swap_recovery_is_solved_with_keystrokes_in_vim(engine: str) -
         assert info.get("rewards") == {"reward": 1.0, "recovered": 1.0, "edited": 1.0, "tidy": 1.0}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-async def test_sensor_console_is_solved_by_reading_each_answer(engine: str) -> None:
-    async with env_for("sensor_console", engine) as env:
+@pytest.mark.local
+async def test_sensor_console_is_solved_by_reading_each_answer() -> None:
+    async with env_for("sensor_console") as env:
         await env.reset()
         screen, _, _, info = await env.step([("station\n", 30.0)])
         assert "station>" in screen
@@ -144,7 +143,7 @@ REPORT = f"zcat -f shop.log* | grep ERROR | cut -c12-13 | sort | uniq -c | {COUN
 
 @pytest.mark.local
 async def test_log_rotation_is_graded_step_by_step() -> None:
-    async with env_for("log_rotation_steps", "local") as env:
+    async with env_for("log_rotation_steps") as env:
         _, info = await env.reset()
         assert "never rotated" in info.get("instruction", "")
         await env.step([(f"{ROTATE}\n", 30.0)])
@@ -171,7 +170,7 @@ async def test_log_rotation_is_graded_step_by_step() -> None:
     ids=["min_reward is a number", "min_reward is a table"],
 )
 async def test_log_rotation_ends_at_a_gate(steps: Sequence[str], rewards: Sequence[float], combined: float) -> None:
-    async with env_for("log_rotation_steps", "local") as env:
+    async with env_for("log_rotation_steps") as env:
         await env.reset()
         outcomes: list[bool] = []
         info = EpisodeInfo(turn=0, metrics={})
