@@ -11,6 +11,7 @@ from harbor_gym.terminal import Terminal, open_terminal
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.terminal_environments import (
     KINDS,
+    ON_DOCKER_TOO,
     Sandbox,
     Transport,
     enter,
@@ -22,7 +23,7 @@ from tests.helpers.sandboxes.terminal_environments import (
 _FILL = "cat /dev/zero >/run/fill 2>/dev/null; cat /dev/zero >/tmp/fill 2>/dev/null; true"
 """Fills the disk of the session's files, and that of temporary files."""
 
-_FREE = "rm -f /run/fill /tmp/fill"
+_CLEAN = "rm -f /run/fill /tmp/fill; mkdir -p /tmp; rm -rf /srv/* /run/.terminal-*"
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +33,11 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=KINDS[:1])
 async def sandbox(
     request: pytest.FixtureRequest, tmp_path: Path, transport: Transport, nothing_left: None
 ) -> AsyncGenerator[Sandbox]:
-    clean = f"{_FREE}; mkdir -p /tmp; rm -rf /srv/* /run/.terminal-*"
-    async with running_sandbox(request, tmp_path, clean=clean, transport=transport, storage_mb=64) as entered:
+    async with running_sandbox(request, tmp_path, clean=_CLEAN, transport=transport, storage_mb=64) as entered:
         yield entered
 
 
@@ -56,6 +56,7 @@ def numbers(first: int, last: int) -> str:
     return "\n".join(map(str, range(first, last + 1)))
 
 
+@ON_DOCKER_TOO
 async def test_no_line_is_lost(sandbox: Sandbox) -> None:
     terminal = await open_session(sandbox, max_observation_bytes=1_000_000)
     turn = await enter(terminal, _FILL + "\n")
@@ -103,6 +104,7 @@ async def test_a_later_question_at_an_interpreters_prompt_is_in_time(terminal: T
     assert (await enter(terminal, "p.kill(); exit()\n")).waits == ("prompt",)
 
 
+@ON_DOCKER_TOO
 async def test_what_a_killed_step_noted_is_found(sandbox: Sandbox, terminal: Terminal) -> None:
     await enter(terminal, _FILL + "\n")
     for number in range(3):
@@ -110,6 +112,7 @@ async def test_what_a_killed_step_noted_is_found(sandbox: Sandbox, terminal: Ter
         assert (await enter(terminal, f"echo {number}\n")).text == f"$ echo {number}\n{number}\n$"
 
 
+@ON_DOCKER_TOO
 async def test_a_session_opens_where_there_is_room(sandbox: Sandbox) -> None:
     await sandbox.exec(_FILL)
     terminal = await open_session(sandbox)
@@ -129,20 +132,24 @@ _REMOVALS = {
 }
 
 
-@pytest.mark.parametrize("removal", _REMOVALS)
-async def test_a_session_outlives_what_it_removed(sandbox: Sandbox, terminal: Terminal, removal: str) -> None:
-    turn = await enter(terminal, f"{_REMOVALS[removal]}; echo removed\n", "seq 30\n")
-    assert (turn.ended, turn.waits) == (False, ("prompt", "prompt"))
-    assert turn.text.endswith(f"; echo removed\nremoved\n$ seq 30\n{numbers(1, 30)}\n$")
-    await _goes_on(sandbox, terminal)
+async def test_a_session_outlives_what_it_removed(sandbox: Sandbox) -> None:
+    for removal, command in _REMOVALS.items():
+        terminal = await open_session(sandbox)
+        turn = await enter(terminal, f"{command}; echo removed\n", "seq 30\n")
+        assert (turn.ended, turn.waits) == (False, ("prompt", "prompt")), removal
+        assert turn.text.endswith(f"; echo removed\nremoved\n$ seq 30\n{numbers(1, 30)}\n$"), removal
+        await _goes_on(sandbox, terminal)
+        await terminal.close()
+        await sandbox.exec(_CLEAN)
 
 
-@pytest.mark.parametrize("removal", ["its directory", "its files", "its socket", "its script"])
-async def test_a_session_outlives_what_is_removed_behind_its_back(
-    sandbox: Sandbox, terminal: Terminal, removal: str
-) -> None:
-    await sandbox.exec(_REMOVALS[removal])
-    await _goes_on(sandbox, terminal)
+async def test_a_session_outlives_what_is_removed_behind_its_back(sandbox: Sandbox) -> None:
+    for removal in ("its directory", "its files", "its socket", "its script"):
+        terminal = await open_session(sandbox)
+        await sandbox.exec(_REMOVALS[removal])
+        await _goes_on(sandbox, terminal)
+        await terminal.close()
+        await sandbox.exec(_CLEAN)
 
 
 async def _goes_on(sandbox: Sandbox, terminal: Terminal) -> None:
