@@ -116,9 +116,10 @@ async def test_a_set_up_that_fails_reports_its_output_and_leaves_nothing(tmp_pat
             pass
 
 
-@pytest.mark.parametrize("lines", ["", "VOLUME /data\n"], ids=["once", "at each start"])
-async def test_a_workdir_that_the_image_lacks_is_the_tasks_fault(tmp_path: Path, name: str, lines: str) -> None:
-    task = make_task(tmp_path / "one", name, f"{DOCKERFILE}{lines}", toml='[environment]\nworkdir = "/srv/none"\n')
+async def test_a_workdir_that_the_image_lacks_is_the_tasks_fault_at_each_start(tmp_path: Path, name: str) -> None:
+    """Where an image would hold the set-up: ``test_configuration.py``."""
+    toml = '[environment]\nworkdir = "/srv/none"\n'
+    task = make_task(tmp_path / "one", name, f"{DOCKERFILE}VOLUME /data\n", toml=toml)
     with pytest.raises(TaskError, match="workdir = '/srv/none' is no directory"):
         async with started(task, name, setup_command="touch x"):
             pass

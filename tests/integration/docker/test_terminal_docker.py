@@ -55,7 +55,16 @@ async def environment(tmp_path: Path, base_image: None, nothing_left: None) -> A
         await created.stop(delete=True)
 
 
-async def test_harbors_docker_environment_is_entered(environment: BaseEnvironment) -> None:
+@pytest.mark.local
+async def test_harbors_docker_environment_is_entered_and_has_a_session_like_any_other(
+    environment: BaseEnvironment, tmp_path: Path
+) -> None:
+    await _is_entered(environment)
+    await _is_the_same_by_both_transports(environment)
+    await _has_the_prompt_of_a_local_sandbox(environment, tmp_path)
+
+
+async def _is_entered(environment: BaseEnvironment) -> None:
     assert isinstance(environment, DockerEnvironment)
     assert docker_engine(environment) == ["docker"]
     assert sorted(docker_labels(environment)) == ["project", "service"]
@@ -66,7 +75,7 @@ async def test_harbors_docker_environment_is_entered(environment: BaseEnvironmen
     assert entered == ["agent", (hostname.stdout or "").strip()]
 
 
-async def test_a_session_in_it_is_persistent_and_like_any_other(environment: BaseEnvironment, tmp_path: Path) -> None:
+async def _is_the_same_by_both_transports(environment: BaseEnvironment) -> None:
     texts: list[list[str]] = []
     # Without a file vi shows a greeting that changes with the time of day.
     for transport in ("portable", "auto"):
@@ -86,8 +95,7 @@ async def test_a_session_in_it_is_persistent_and_like_any_other(environment: Bas
     ]
 
 
-@pytest.mark.local
-async def test_the_prompt_is_the_same_in_a_local_sandbox(environment: BaseEnvironment, tmp_path: Path) -> None:
+async def _has_the_prompt_of_a_local_sandbox(environment: BaseEnvironment, tmp_path: Path) -> None:
     require_engine("local")
     local = await start_local(tmp_path / "local", dockerfile=_OWN_PROMPTS)
     texts: list[str] = []

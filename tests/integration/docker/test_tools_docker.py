@@ -16,9 +16,8 @@ from tests.integration.local.test_tools import BUSYBOX
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
-WITH_BASH = BUSYBOX.replace("busybox-static\n", "busybox-static bash-static\n").replace(
-    "COPY", "COPY --from=packages /bin/bash-static /bin/bash\nCOPY"
-)
+NO_BASH = BUSYBOX.replace("busybox-static\n", "busybox-static bash-static\n")  # so that both have one first stage
+WITH_BASH = NO_BASH.replace("COPY", "COPY --from=packages /bin/bash-static /bin/bash\nCOPY")
 NO_TMUX = f"FROM {BASE}\nRUN rm -f /usr/bin/tmux && useradd --create-home dev\n"
 
 
@@ -55,7 +54,7 @@ async def test_a_container_gets_a_tmux(tmp_path: Path, name: str, dockerfile: st
 
 
 async def test_a_container_that_harbor_itself_cannot_use(tmp_path: Path, name: str) -> None:
-    task = write_task(tmp_path / "task", dockerfile=BUSYBOX)
+    task = write_task(tmp_path / "task", dockerfile=NO_BASH)
     async with started(task, name) as sandbox:
         with pytest.raises(TerminalStartError, match=r"can't run a command at all.*install one") as caught:
             await ensure_tmux(sandbox)
