@@ -193,10 +193,19 @@ def _with_parts(parts: Iterable[str]) -> Recipe:
 WHOLES = [_with_parts(PARTS[name] for name in names) for names in batched(PARTS, _PARTS_AT_ONCE)]
 """Dockerfiles of many of :data:`PARTS` each."""
 
+_MOUNTS = (
+    "RUN --mount=type=secret,id=x test ! -e /run/secrets/x && echo none >/s\nRUN --mount=type=ssh echo x >/of-ssh\n"
+)
+_COMMENTS = (
+    "# escape=\\\n# a comment\nRUN echo a \\\n# in between\n && echo b >/x\nrun echo a >/y\nenv A=b\nworkdir /small\n"
+)
+
 CONFIGS: dict[str, Recipe] = {
     "ENTRYPOINT as JSON": Recipe('ENTRYPOINT ["/bin/sh", "-c", "exec \\"$@\\"", "sh"]\nCMD ["x", "y"]\n'),
-    "ENTRYPOINT as text": Recipe("ENTRYPOINT exec sleep infinity\n"),
-    "ENTRYPOINT forgets CMD of the base": Recipe('ENTRYPOINT ["/usr/bin/env"]\n'),
+    "ENTRYPOINT as text, HEALTHCHECK as JSON": Recipe(
+        'ENTRYPOINT exec sleep infinity\nHEALTHCHECK CMD ["test", "-e", "/x"]\n'
+    ),
+    "ENTRYPOINT forgets CMD of the base, SHELL": Recipe('SHELL ["/bin/bash", "-c"]\nENTRYPOINT ["/usr/bin/env"]\n'),
     "ENTRYPOINT forgets CMD of a stage, and not its own": Recipe(
         f'FROM {BASE} AS a\nCMD ["x"]\nFROM a AS b\nENTRYPOINT ["y"]\nFROM b AS c\nCMD ["z"]\nENTRYPOINT ["y"]\nFROM c\n'
     ),
@@ -206,18 +215,14 @@ CONFIGS: dict[str, Recipe] = {
     "empty CMD and ENTRYPOINT": Recipe(
         f'FROM {BASE} AS a\nENTRYPOINT ["x"]\nCMD ["y"]\nFROM a\nENTRYPOINT []\nCMD []\n'
     ),
-    "CMD as text": Recipe("CMD echo $HOME\n"),
+    "CMD as text, HEALTHCHECK NONE": Recipe("CMD echo $HOME\nHEALTHCHECK CMD true\nHEALTHCHECK NONE\n"),
     "CMD of another shell": Recipe('SHELL ["/bin/bash", "-c"]\nCMD echo x\nENTRYPOINT exec "$0"\n'),
-    "HEALTHCHECK": Recipe("HEALTHCHECK --interval=2s --timeout=3s --start-period=4s --retries=5 CMD test -e /x\n"),
-    "HEALTHCHECK as JSON": Recipe('HEALTHCHECK CMD ["test", "-e", "/x"]\n'),
-    "HEALTHCHECK NONE": Recipe("HEALTHCHECK CMD true\nHEALTHCHECK NONE\n"),
-    "STOPSIGNAL": Recipe("STOPSIGNAL SIGQUIT\n"),
-    "EXPOSE": Recipe("EXPOSE 80 81/udp\n"),
-    "EXPOSE of a variable": Recipe("ENV PORT=90\nEXPOSE $PORT/tcp 91\n"),
-    "LABEL": Recipe('LABEL a=b "c d"="e f"\nLABEL g=h\n'),
-    "MAINTAINER": Recipe("MAINTAINER someone\n"),
-    "VOLUME": Recipe('VOLUME ["/v1", "/v2"]\nVOLUME /v3\n'),
-    "VOLUME of a variable": Recipe("ENV V=/of/v\nVOLUME $V\nRUN mkdir -p $V && touch $V/x\n"),
+    "HEALTHCHECK, STOPSIGNAL, EXPOSE, LABEL, MAINTAINER, VOLUME and ONBUILD": Recipe(
+        "HEALTHCHECK --interval=2s --timeout=3s --start-period=4s --retries=5 CMD test -e /x\nSTOPSIGNAL SIGQUIT\n"
+        'EXPOSE 80 81/udp\nENV PORT=90\nEXPOSE $PORT/tcp 91\nLABEL a=b "c d"="e f"\nLABEL g=h\nMAINTAINER someone\n'
+        'VOLUME ["/v1", "/v2"]\nVOLUME /v3\nENV V=/of/v\nVOLUME $V\nRUN mkdir -p $V && touch $V/x\n'
+        "ONBUILD RUN false\nONBUILD COPY nothing /\n"
+    ),
     "VOLUME of variables that change": Recipe(
         "ENV V=/first\nARG W=/of/arg\nVOLUME $V ${W} ${W:+/alt}\nENV V=/second\nARG W=/other\n"
         'VOLUME ["$W", "/a b"]\nVOLUME \'/single$W\' "/double$W"\nRUN mkdir -p $V && touch $V/x\n'
@@ -235,27 +240,18 @@ CONFIGS: dict[str, Recipe] = {
         "FROM child\nUSER root\nRUN mkdir -p /volume && echo y >/volume/y\nCMD echo z\n",
         {"one": "1"},
     ),
-    "ONBUILD": Recipe("ONBUILD RUN false\nONBUILD COPY nothing /\n"),
-    "SHELL": Recipe('SHELL ["/bin/bash", "-c"]\n'),
-    "a here-document": Recipe(
-        "RUN <<EOF\necho a >/x\necho b >>/x\nEOF\nCOPY <<'END' /y\n$HOME\nEND\n",
-        twin="RUN echo a >/x; echo b >>/x\nRUN echo '$HOME' >/y && chmod 644 /y\n",
+    "here-documents, --link, RUN --network=none, --mount=type=secret and ssh": Recipe(
+        "RUN <<EOF\necho a >/x\necho b >>/x\nEOF\nCOPY <<'END' /y\n$HOME\nEND\nCOPY --link one /a/b/\nADD --link one /a/c/\n"
+        f"RUN --network=none grep -c : /proc/net/dev >/n\n{_MOUNTS}",
+        {"one": "1"},
+        twin="RUN echo a >/x; echo b >>/x\nRUN echo '$HOME' >/y && chmod 644 /y\nCOPY one /a/b/\nADD one /a/c/\n"
+        f"RUN echo 1 >/n\n{_MOUNTS}",
     ),
-    "COPY --link": Recipe("COPY --link one /a/b/\n", {"one": "1"}, twin="COPY one /a/b/\n"),
-    "ADD --link": Recipe("ADD --link one /a/b/\n", {"one": "1"}, twin="ADD one /a/b/\n"),
-    "COPY --exclude": Recipe(
-        "COPY --exclude=*.txt --exclude=sub . /x/\n",
-        {"a.txt": "a", "b": "b", "sub/c": "c", "d/e": "e", ".dockerignore": "Dockerfile\n.dockerignore\n"},
-        twin="COPY b /x/\nCOPY d /x/d\n",
+    "COPY and ADD --exclude": Recipe(
+        "COPY --exclude=*.txt --exclude=sub . /x/\nADD --exclude=a.* *a* a* /y/\n",
+        {"a.txt": "a", "ab": "b", "b": "b", "sub/c": "c", "d/e": "e", ".dockerignore": "Dockerfile\n.dockerignore\n"},
+        twin="COPY ab b /x/\nCOPY d /x/d\nADD ab /y/\n",
     ),
-    "ADD --exclude": Recipe(
-        "ADD --exclude=a.* *a* *b* /x/\n",
-        {"a.txt": "a", "ab": "b", ".dockerignore": "Dockerfile\n.dockerignore\n"},
-        twin="ADD ab /x/\n",
-    ),
-    "RUN --network=none": Recipe("RUN --network=none grep -c : /proc/net/dev >/x\n", twin="RUN echo 1 >/x\n"),
-    "RUN --mount=type=secret": Recipe("RUN --mount=type=secret,id=x test ! -e /run/secrets/x && echo none >/x\n"),
-    "RUN --mount=type=ssh": Recipe("RUN --mount=type=ssh echo x >/x\n"),
     "an ignore file": Recipe(
         "COPY . /ctx\n", {"a": "a", "b": "b", "sub/a": "a", ".dockerignore": "**/a\n!sub/a\nDockerfile*\n"}
     ),
@@ -263,12 +259,10 @@ CONFIGS: dict[str, Recipe] = {
         "COPY . /ctx\n",
         {"a": "a", "b": "b", ".dockerignore": "a\n", "Dockerfile.dockerignore": "# words\nb\n*/c\n", "d/c": ""},
     ),
-    "comments and directives": Recipe("# escape=\\\n# a comment\nRUN echo a \\\n# in between\n && echo b >/x\n"),
-    "instructions in small letters": Recipe("run echo a >/x\nenv A=b\nworkdir /small\n"),
-    "a directive of another escape": Recipe("RUN echo a `\n  b >/x\n", directives="# escape=`\n"),
-    "directives of syntax and checks": Recipe(
-        "RUN echo a >/x\n", directives="# syntax=docker/dockerfile:1\n# check=skip=all\n", twin="RUN echo a >/x\n"
+    "directives of syntax and checks, comments, small letters": Recipe(
+        _COMMENTS, directives="# syntax=docker/dockerfile:1\n# check=skip=all\n", twin=_COMMENTS
     ),
+    "a directive of another escape": Recipe("RUN echo a `\n  b >/x\n", directives="# escape=`\n"),
 }
 
 

@@ -8,12 +8,13 @@ import shlex
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 
+from harbor_gym.sandboxes.image_settings import settings_of
 from harbor_gym.sandboxes.images import build
 from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
 from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
@@ -129,13 +130,13 @@ def _write_archive(path: Path, content: bytes) -> None:
 
 
 async def docker_build(context: Path, name: str) -> dict[str, Any]:
-    """Build with Docker; return the image's configuration."""
+    """Build with Docker; return the image as Docker shows it."""
     code, printed = await run_tool(
         "docker", "build", "--quiet", "--tag", name, str(context), environment={"DOCKER_BUILDKIT": "1"}
     )
     assert code == 0, printed
     _, shown = await run_tool("docker", "image", "inspect", name)
-    return json.loads(shown)[0]["Config"]
+    return json.loads(shown)[0]
 
 
 def packing(*, with_base: bool) -> list[str]:
@@ -143,10 +144,15 @@ def packing(*, with_base: bool) -> list[str]:
     return [*_TAR, *(f"--exclude=./{path}/*" for path in (*_TREES, *(() if with_base else _OF_THE_BASE)))]
 
 
-def docker_files(name: str, *, with_base: bool) -> dict[str, Any]:
+def docker_files(image: dict[str, Any], folder: Path, *, with_base: bool) -> dict[str, Any]:
+    """List the files of an image's layers; where Docker makes more of them or hides them, those of a container."""
+    driver = image.get("GraphDriver") or {}
+    if driver.get("Name") == "overlay2" and not image["Config"].get("Volumes"):
+        layers = [driver["Data"]["UpperDir"], *driver["Data"].get("LowerDir", "").split(":")]
+        return merged_files([Path(layer) for layer in layers if layer], folder, with_base=with_base)
     # Without a log: the daemon would write the archive there as JSON, which takes most of this test's time.
     options = ("--rm", "--network", "none", "--log-driver", "none", "--user", "0", "--entrypoint", "tar")
-    words = ("docker", "run", *options, name, *packing(with_base=with_base), "-C", "/", ".")
+    words = ("docker", "run", *options, image["Id"], *packing(with_base=with_base), "-C", "/", ".")
     done = subprocess.run(words, capture_output=True, check=False)
     # 1: on a busy machine Docker still changes a directory while tar reads it. What can't be read is 2.
     assert done.returncode in (0, 1), done.stderr
@@ -155,19 +161,25 @@ def docker_files(name: str, *, with_base: bool) -> dict[str, Any]:
 
 def local_files(image: Image, folder: Path, *, with_base: bool) -> dict[str, Any]:
     """List the files of an image's layers, and the WORKDIR and VOLUMEs, which a sandbox makes when it starts."""
-    merged = folder / "merged"
-    merged.mkdir()
-    for number, layer in enumerate(image.directories):
-        (folder / str(number)).symlink_to(layer)
-    lowers = ":".join(str(number) for number in range(len(image.directories)))
-    tar = shlex.join(["tar", *packing(with_base=with_base), "-C", "merged", "."])
-    script = f"cd {folder} && mount -t overlay overlay -o lowerdir={lowers} merged && {tar}"
-    done = subprocess.run([*CONTAINED, "sh", "-c", script], capture_output=True, check=True)
-    found = _listed(done.stdout)
+    found = merged_files(image.directories, folder, with_base=with_base)
     for path in map(PurePosixPath, (image.workdir, *image.volumes)):
         for directory in (path, *path.parents):
             found.setdefault(str(directory), ["dir", 0o755, 0, 0])
     return found
+
+
+def merged_files(layers: Sequence[Path], folder: Path, *, with_base: bool) -> dict[str, Any]:
+    """List the files of directories that lie one over the other, the topmost first."""
+    (folder / "merged").mkdir(parents=True)
+    for number, layer in enumerate(layers):
+        (folder / str(number)).symlink_to(layer)
+    lowers = ":".join(str(number) for number in range(len(layers)))
+    tar = shlex.join(["tar", *packing(with_base=with_base), "-C", "merged", "."])
+    mount = f"mount -t overlay overlay -o lowerdir={lowers} merged"
+    if len(layers) == 1:
+        mount = "mount --bind 0 merged"  # an overlay has two lower directories or more
+    done = subprocess.run([*CONTAINED, "sh", "-c", f"cd {folder} && {mount} && {tar}"], capture_output=True, check=True)
+    return _listed(done.stdout)
 
 
 def _listed(archive: bytes) -> dict[str, Any]:
@@ -208,14 +220,20 @@ def settings(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def local_config(context: Path) -> dict[str, Any]:
-    """Return the configuration of the image that the same build in buildah makes."""
-    source = ImageSource(context)
-    text, bases = await build._read_recipe(source)  # pyright: ignore[reportPrivateUsage]
-    image_id = await build._run_build(context, text, bases, is_fresh=False)  # pyright: ignore[reportPrivateUsage]
-    _, shown = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
-    config = json.loads(shown)["Docker"]["config"]
-    return {**config, "Volumes": {volume: {} for volume in volumes_of(config)}}
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Collect the configuration of each image that buildah builds, as buildah shows it; the cache gives none."""
+    shown: list[dict[str, Any]] = []
+
+    def noting(config: dict[str, Any]) -> dict[str, Any]:
+        shown.append({**config, "Volumes": {volume: {} for volume in volumes_of(config)}})
+        return settings_of(config)
+
+    def lacking(digest: str) -> None: ...
+
+    monkeypatch.setattr(build, "settings_of", noting)
+    monkeypatch.setattr(build, "load_image", lacking)
+    return shown
 
 
 def differences(local: dict[str, Any], docker: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -223,13 +241,15 @@ def differences(local: dict[str, Any], docker: dict[str, Any]) -> dict[str, tupl
     return {path: pair for path, pair in both.items() if pair[0] != pair[1] and path not in DIFFERENCES}
 
 
-async def compare(context: Path, twin: Path, name: str, folder: Path, *, with_base: bool) -> None:
+async def compare(
+    context: Path, twin: Path, name: str, folder: Path, configs: list[dict[str, Any]], *, with_base: bool = False
+) -> None:
     docker = await docker_build(twin, name)
-    local = await local_config(context)
     image = await build_image(ImageSource(context))
-    assert differences(settings(local), settings(docker)) == {}
-    ours, dockers = local_files(image, folder, with_base=with_base), docker_files(name, with_base=with_base)
-    assert differences(ours, dockers) == {}
+    (local,) = configs
+    assert differences(settings(local), settings(docker["Config"])) == {}
+    ours = local_files(image, folder / "local", with_base=with_base)
+    assert differences(ours, docker_files(docker, folder / "docker", with_base=with_base)) == {}
 
 
 TOUCHING = [number for number, whole in enumerate(WHOLES) if any(f" /{path}/" in whole.text for path in _OF_THE_BASE)]
@@ -250,27 +270,29 @@ def test_each_instruction_and_option_is_in_a_dockerfile_or_has_a_reason() -> Non
 @pytest.mark.parametrize("number", range(len(WHOLES)))
 @pytest.mark.usefixtures("nothing_left")
 async def test_a_dockerfile_of_many_parts_gives_the_files_that_docker_gives(
-    number: int, tmp_path: Path, docker_images: list[str]
+    number: int, tmp_path: Path, docker_images: list[str], configs: list[dict[str, Any]]
 ) -> None:
     context = write_context(tmp_path / "environment", WHOLES[number].text, WHOLES[number].files)
     docker_images.append(f"harbor-gym-test/whole-{number}")
-    await compare(context, context, docker_images[0], tmp_path, with_base=number in TOUCHING)
+    await compare(context, context, docker_images[0], tmp_path, configs, with_base=number in TOUCHING)
 
 
 @pytest.mark.parametrize("about", CONFIGS)
 @pytest.mark.usefixtures("nothing_left")
 async def test_an_image_has_dockers_files_and_configuration(
-    about: str, tmp_path: Path, docker_images: list[str]
+    about: str, tmp_path: Path, docker_images: list[str], configs: list[dict[str, Any]]
 ) -> None:
     recipe = CONFIGS[about]
     context = write_context(tmp_path / "environment", configured(recipe), recipe.files)
     twin = write_context(tmp_path / "twin", configured(recipe, for_docker=True), recipe.files)
     docker_images.append(f"harbor-gym-test/{list(CONFIGS).index(about)}")
-    await compare(context, twin, docker_images[0], tmp_path, with_base=False)
+    await compare(context, twin, docker_images[0], tmp_path, configs)
 
 
 @pytest.mark.usefixtures("nothing_left")
-async def test_the_shell_of_a_base_image_counts_as_in_docker(tmp_path: Path, docker_images: list[str]) -> None:
+async def test_the_shell_of_a_base_image_counts_as_in_docker(
+    tmp_path: Path, docker_images: list[str], configs: list[dict[str, Any]]
+) -> None:
     """An image on an image: RUN, CMD, ENTRYPOINT and HEALTHCHECK as text."""
     base, name = "harbor-gym-test/shelled", "harbor-gym-test/on-shelled"
     docker_images += [base, name]
@@ -279,7 +301,7 @@ async def test_the_shell_of_a_base_image_counts_as_in_docker(tmp_path: Path, doc
     run = "RUN echo $0 >/zero; set -o | grep pipefail >/options"
     text = f"FROM {base}\n{run}\nCMD echo x\nENTRYPOINT exec sleep 1\nHEALTHCHECK CMD true\n"
     context = write_context(tmp_path / "environment", text, {})
-    await compare(context, context, name, tmp_path, with_base=False)
+    await compare(context, context, name, tmp_path, configs)
 
 
 FIRST = "id; pwd; env | grep -Ev '^(HOSTNAME|SHLVL|_|OLDPWD|TERM)=' | sort; stat -c '%U:%G %a' ."
