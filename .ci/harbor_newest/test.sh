@@ -10,9 +10,14 @@ cd "$here/.."
 
 environment=$(.ci/environment.sh harbor_newest)
 unset HARBOR_GYM_REQUIRE # frameworks have environments of their own, and each engine's tests run in .venv
-# Left out are the files of the folders named in part, no test of which runs code of Harbor.
+# Left out are the files of the folders named in part, no test of which runs code of Harbor, and further signals that stop
+# the same trial.
+stopped=tests/unit/checking/test_checks.py::test_a_check_that_is_stopped_prints_what_it_has
 exec "$environment/bin/python" -m pytest -n 3 --max-worker-restart 0 -m 'not slow' \
-  tests/unit/checking tests/unit/episode tests/unit/tasks tests/unit/formats tests/unit/rollouts \
+  tests/unit/episode tests/unit/tasks tests/unit/formats/test_{actions,beside_harbor}.py \
+  tests/unit/formats/test_actions_formats.py::test_the_prompts_own_example_is_read_without_complaint \
+  tests/unit/checking/test_checks.py --deselect "${stopped}[1]" --deselect "${stopped}[15]" \
+  tests/unit/rollouts/test_{batch_sampler,chat_episodes,outcomes_table}.py \
   tests/unit/gateway/test_relay.py tests/unit/runtime/{test_harbor_versions,test_portal}.py \
   tests/unit/sandboxes/{test_extensions,test_namespaced,apptainer/test_options}.py \
   tests/unit/testing/{test_fake_transfers,test_pytest_plugin}.py \

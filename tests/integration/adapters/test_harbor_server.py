@@ -85,14 +85,6 @@ def require_whole(rollout: Rollout, *, turns: int, answers: Sequence[str] = Turn
     assert "".join(map(chr, trained)) == "".join(f"{answer}\0" for answer in answers[:turns])
 
 
-async def test_many_at_once(server: ServerProcess, task: TaskConfig) -> None:
-    rollouts = await interface(server.url, n_concurrent=8).run([task] * 8)
-    assert len({rollout.trial_name for rollout in rollouts}) == 8
-    for rollout in rollouts:
-        require_whole(rollout, turns=2)
-        assert rollout.missing_protections
-
-
 class CountingPolicy(TurnPolicy):
     """Answer the first requests when there are as many as expected; count the most at a time."""
 
@@ -115,8 +107,10 @@ async def test_64_rollouts_wait_for_the_policy_at_the_same_time(server: ServerPr
     policy = CountingPolicy(64)
     rollouts = await interface(server.url, sampler=policy, n_concurrent=64).run([task] * 64)
     assert policy.most == 64
+    assert len({rollout.trial_name for rollout in rollouts}) == 64
     for rollout in rollouts:
         require_whole(rollout, turns=2)
+        assert rollout.missing_protections
 
 
 async def test_no_more_rollouts_are_asked_for_than_the_relay_carries(
