@@ -47,6 +47,12 @@ def edited(tmp_path: Path) -> Callable[[Edit], Path]:
     return make
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the end of each command, however busy the machine is."""
+    monkeypatch.setattr(demonstrator, "_DURATION_SEC", 30.0)
+
+
 async def conversations_of(task_dir: Path, **options: Any) -> list[list[dict[str, str]]]:
     return [list(demonstration.messages) for demonstration in await play_demonstrations(task_dir, **options)]
 
@@ -148,13 +154,12 @@ def test_a_declaration_is_confirmed(script: Script) -> None:
 
 
 @pytest.mark.local
-async def test_a_conversation_is_what_the_policy_will_see(
-    edited: Callable[[Edit], Path], nothing_left: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("patient")
+async def test_a_conversation_is_what_the_policy_will_see(edited: Callable[[Edit], Path], nothing_left: None) -> None:
     require_engine("local")
-    monkeypatch.setattr(demonstrator, "_DURATION_SEC", 30.0)  # of a loaded machine
-    [conversation] = await conversations_of(edited(only("good")), sandbox="local", episodes=1)
-    system, first, *turns = conversation
+    [played] = await play_demonstrations(edited(only("good")), sandbox="local", episodes=1)
+    assert (played.reward, played.turns, played.end_reason) == (1.0, 5, EndReason.COMPLETED)
+    system, first, *turns = played.messages
     instruction = (DEVOPS / "instruction.md").read_text()
     assert system == {"role": "system", "content": prompts.system_prompt()}
     assert first == {"role": "user", "content": prompts.first_message(instruction, PROMPT.strip())}
@@ -170,11 +175,11 @@ async def test_a_conversation_is_what_the_policy_will_see(
 @pytest.mark.parametrize(
     ("kind", "reward", "turns", "reason"),
     [
-        ("good", 1.0, 5, EndReason.COMPLETED),
         ("dawdle", 0.0, 10, EndReason.MAX_TURNS),
         ("mistake", 0.0, 3, EndReason.COMPLETED),
     ],
 )
+@pytest.mark.usefixtures("patient")
 async def test_the_true_environment_grades_it(
     edited: Callable[[Edit], Path], nothing_left: None, kind: str, reward: float, turns: int, reason: EndReason
 ) -> None:
@@ -184,38 +189,28 @@ async def test_the_true_environment_grades_it(
 
 
 @pytest.mark.local
-async def test_the_seed_alone_decides(nothing_left: None) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("patient")
+async def test_the_demonstrator_leaves_something_to_learn_and_the_seed_alone_decides(nothing_left: None) -> None:
+    """An episode's choices depend on the seed and the episode's number: some episodes show how many do."""
     require_engine("local")
     progress: list[tuple[int, int]] = []
 
     def note(done: int, asked: int) -> None:
         progress.append((done, asked))
 
-    wide = await conversations_of(
-        DEVOPS,
-        sandbox="local",
-        episodes=6,
-        seed=3,
-        concurrency=3,
-        progress=note,
-    )
-    narrow = await conversations_of(DEVOPS, sandbox="local", episodes=6, seed=3, concurrency=1)
-    other = await conversations_of(DEVOPS, sandbox="local", episodes=6, seed=4)
-    assert wide == narrow
-    assert wide != other
-    assert progress == [(done, 6) for done in range(1, 7)]
-
-
-@pytest.mark.local
-@pytest.mark.slow
-async def test_the_demonstrator_leaves_something_to_learn(nothing_left: None) -> None:
-    require_engine("local")
-    played = await play_demonstrations(DEVOPS, sandbox="local", episodes=40, seed=0, concurrency=3)
+    played = await play_demonstrations(DEVOPS, sandbox="local", episodes=40, seed=0, concurrency=3, progress=note)
     line = summary(played)
     assert 0.2 <= fmean(item.reward for item in played) <= 0.4, line
     assert 6.5 <= fmean(item.turns for item in played) <= 7.8, line
     assert fmean(item.turns for item in played if item.reward == 1) <= 6, line
     assert line.startswith("40 episodes, ")
+    assert progress == [(done, 40) for done in range(1, 41)]
+    narrow = await conversations_of(DEVOPS, sandbox="local", episodes=3, seed=0, concurrency=1)
+    other = await conversations_of(DEVOPS, sandbox="local", episodes=3, seed=4)
+    wide = [list(item.messages) for item in played[:3]]
+    assert wide == narrow
+    assert wide != other
 
 
 class FailsFirst(LocalEnvironment):
@@ -232,6 +227,7 @@ class FailsFirst(LocalEnvironment):
 
 
 @pytest.mark.local
+@pytest.mark.usefixtures("patient")
 async def test_an_episode_survives_two_lost_sandboxes(nothing_left: None, caplog: pytest.LogCaptureFixture) -> None:
     require_engine("local")
     FailsFirst.failures = 2
@@ -252,6 +248,7 @@ async def test_a_sandbox_that_never_starts_is_reported(nothing_left: None) -> No
 @pytest.mark.docker
 @pytest.mark.local
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient")
 async def test_docker_shows_the_same_conversation(edited: Callable[[Edit], Path]) -> None:
     require_engine("docker")
     require_engine("local")
