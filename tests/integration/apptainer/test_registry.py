@@ -1,5 +1,6 @@
 """``harbor-gym sif build --push`` to a real registry that asks for a password, and sandboxes from its images."""
 
+import asyncio
 import json
 import os
 import re
@@ -18,11 +19,11 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from tests.helpers.patience import PATIENCE_SEC, wait_until
+from tests.helpers.recipe_runs import run_here
 from tests.helpers.registries.image_registry import CREDENTIALS, PASSWORD, USER, ImageRegistry, image_registry
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import BASE, DONE, write_task
-from tests.unit.house.test_cli import run
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.registry, pytest.mark.usefixtures("nothing_left")]
 
@@ -38,9 +39,9 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImageR
         yield registry
 
 
-def unique_task(path: Path, text: str = "") -> Path:
+def unique_task(path: Path, *, base: str = BASE, text: str = "COPY Dockerfile /srv/\n") -> Path:
     """Write a task whose image nobody has made before."""
-    return write_task(path, dockerfile=f"FROM {BASE}\nENV WHERE={uuid.uuid4()}\nWORKDIR /srv\n{text}")
+    return write_task(path, dockerfile=f"FROM {base}\nENV WHERE={uuid.uuid4()}\nWORKDIR /srv\n{text}")
 
 
 def without_builders(folder: Path) -> str:
@@ -61,10 +62,10 @@ async def test_what_one_machine_pushes_another_runs_without_a_builder(
     registry: ImageRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks, built = tmp_path / "tasks", tmp_path / "built"
-    for name in ("first", "second"):
-        unique_task(tasks / name)
+    unique_task(tasks / "first")
+    unique_task(tasks / "second", base="scratch")
     place = f"oras://{registry.address}/{USER}"
-    done = run("sif", "build", tasks, "--output", built, "--push", place, **CREDENTIALS)
+    done = await asyncio.to_thread(run_here, "sif", "build", tasks, "--output", built, "--push", place, **CREDENTIALS)
     assert done.returncode == 0, done.stderr
     entries = manifest(built)
     tags = {f"{place}/harbor-gym:{tag}" for tag in registry.tags(f"{USER}/harbor-gym")}
@@ -73,7 +74,7 @@ async def test_what_one_machine_pushes_another_runs_without_a_builder(
 
     puts = registry.requests("PUT")
     assert puts
-    again = run("sif", "build", tasks, "--output", built, "--push", place, **CREDENTIALS)
+    again = await asyncio.to_thread(run_here, "sif", "build", tasks, "--output", built, "--push", place, **CREDENTIALS)
     assert (again.returncode, again.stdout.count(" there ")) == (0, 2)
     assert registry.requests("PUT") == puts
 
@@ -98,18 +99,18 @@ async def test_what_one_machine_pushes_another_runs_without_a_builder(
 
 
 def test_a_refused_password_fails_the_push_and_keeps_the_file(registry: ImageRegistry, tmp_path: Path) -> None:
-    task, built = unique_task(tmp_path / "task"), tmp_path / "built"
+    task, built = unique_task(tmp_path / "task", base="scratch"), tmp_path / "built"
     arguments = ("sif", "build", task, "--output", built, "--push", f"oras://{registry.address}/{USER}")
     wrong = {**CREDENTIALS, "APPTAINER_DOCKER_PASSWORD": "no-such-word"}
     for variables in ({}, wrong):
-        done = run(*arguments, **variables)
+        done = run_here(*arguments, **variables)
         assert done.returncode == 1
         assert "can't be pushed" in done.stderr
         assert "401" in done.stderr
         assert "no-such-word" not in done.stdout + done.stderr
         assert manifest(built)["task"]["pushed"] is None
         assert registry.tags(f"{USER}/harbor-gym") == set()
-    done = run(*arguments, **CREDENTIALS)
+    done = run_here(*arguments, **CREDENTIALS)
     assert (done.returncode, done.stderr.count("can't be pushed")) == (0, 0)
     assert " there " in done.stdout
     assert len(registry.tags(f"{USER}/harbor-gym")) == 1
@@ -142,9 +143,9 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
 ) -> None:
     tasks, built, place = tmp_path / "tasks", tmp_path / "built", f"oras://{registry.address}/{USER}"
     for name in ("first", "second"):
-        unique_task(tasks / name)
+        unique_task(tasks / name, base="scratch")
     arguments = (tasks, "--output", built, "--push", place, "--concurrency", "1")
-    assert run("sif", "build", tasks / "first", *arguments[1:], **CREDENTIALS).returncode == 0
+    assert run_here("sif", "build", tasks / "first", *arguments[1:], **CREDENTIALS).returncode == 0
     made = manifest(built)["first"]
     with registry.stalled():
         build.append(start(*arguments))
@@ -155,7 +156,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
     assert manifest(built)["second"]["pushed"] is None
     assert len(registry.tags(f"{USER}/harbor-gym")) == 1
 
-    done = run("sif", "build", *arguments, "--json", **CREDENTIALS)
+    done = run_here("sif", "build", *arguments, "--json", **CREDENTIALS)
     assert done.returncode == 0, done.stderr
     assert [(item["task"], item["is_new"]) for item in json.loads(done.stdout)] == [("first", False), ("second", False)]
     entries = manifest(built)
@@ -167,8 +168,8 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
 
 def test_a_run_that_is_killed_while_it_builds_goes_on_there(tmp_path: Path, build: list[subprocess.Popen[str]]) -> None:
     tasks, built = tmp_path / "tasks", tmp_path / "built"
-    unique_task(tasks / "first")
-    unique_task(tasks / "second", "RUN sleep 1\n")
+    unique_task(tasks / "first", base="scratch")
+    unique_task(tasks / "second", text="RUN sleep 1\n")
     arguments = (tasks, "--output", built, "--concurrency", "1")
     build.append(start(*arguments))
     stdout = build[0].stdout
@@ -180,7 +181,7 @@ def test_a_run_that_is_killed_while_it_builds_goes_on_there(tmp_path: Path, buil
     file = built / manifest(built)["first"]["file"]
     made = file.stat().st_mtime_ns
 
-    done = run("sif", "build", *arguments, "--json")
+    done = run_here("sif", "build", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     assert [(item["task"], item["is_new"]) for item in json.loads(done.stdout)] == [("first", False), ("second", True)]
     assert file.stat().st_mtime_ns == made
@@ -191,7 +192,8 @@ def test_two_runs_at_once_share_a_manifest(tmp_path: Path, build: list[subproces
     built = tmp_path / "built"
     for half in ("left", "right"):
         for number in range(4):
-            write_task(tmp_path / half / f"{half}-{number}", dockerfile=f"FROM {BASE}\nENV NUMBER={number}\n")
+            text = f"COPY Dockerfile /\nENV NUMBER={number}\n"
+            write_task(tmp_path / half / f"{half}-{number}", dockerfile=f"FROM scratch\n{text}")
         build.append(start(tmp_path / half, "--output", built))
     for process in build:
         printed, _ = process.communicate(timeout=2 * PATIENCE_SEC)
@@ -251,7 +253,7 @@ async def test_a_task_names_its_image_in_a_registry(
     task = write_task(tmp_path / "task", toml=f'[environment]\ndocker_image = "{name}"\n')
     (task / "environment/Dockerfile").unlink()
     own = f"oras://{registry.address}/copies"
-    done = run("sif", "build", task, "--output", tmp_path / "sif", "--push", own)
+    done = await asyncio.to_thread(run_here, "sif", "build", task, "--output", tmp_path / "sif", "--push", own)
     assert done.returncode == 0, done.stderr
     reference = manifest(tmp_path / "sif")["task"]["pushed"]
     layers = len(registry.requests("GET"))

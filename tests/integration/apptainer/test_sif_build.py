@@ -1,5 +1,6 @@
 """``harbor-gym sif build``: files and a manifest for many tasks, made once and found where nothing can build them."""
 
+import asyncio
 import json
 import subprocess
 from pathlib import Path
@@ -9,10 +10,10 @@ import pytest
 from harbor_gym.sandboxes.apptainer.programs import find_mksquashfs
 from harbor_gym.sandboxes.apptainer.sif.format import read_sif
 from tests.helpers.engines import require_engine
+from tests.helpers.recipe_runs import run_here
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import write_task
-from tests.unit.house.test_cli import run
 from tests.unit.sandboxes.apptainer.test_sif_format import PARTITION, partition, write_sif
 
 pytestmark = pytest.mark.apptainer
@@ -39,7 +40,7 @@ async def test_files_are_made_once_and_found_without_a_builder(
     tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / "sif"
-    done = run("sif", "build", tasks, "--output", directory)
+    done = await asyncio.to_thread(run_here, "sif", "build", tasks, "--output", directory)
     assert done.returncode == 1
     assert "third:" in done.stderr
     assert "does not build" in done.stderr
@@ -51,7 +52,9 @@ async def test_files_are_made_once_and_found_without_a_builder(
     assert [path.name for path in directory.glob("*.sif")] == [file.name]
     made = file.stat().st_mtime_ns
 
-    again = json.loads(run("sif", "build", tasks / "first", "--output", directory, "--json").stdout)
+    again = json.loads(
+        (await asyncio.to_thread(run_here, "sif", "build", tasks / "first", "--output", directory, "--json")).stdout
+    )
     assert [(item["task"], item["is_new"], item["error"]) for item in again] == [("first", False, "")]
     assert file.stat().st_mtime_ns == made
 
@@ -82,6 +85,6 @@ def test_the_high_ids_of_a_file_of_others_are_found(
 
 
 def test_a_registry_of_another_kind_is_refused(tasks: Path) -> None:
-    done = run("sif", "build", tasks, "--push", "docker://host/path")
+    done = run_here("sif", "build", tasks, "--push", "docker://host/path")
     assert (done.returncode, done.stdout) == (2, "")
     assert "oras://HOST/PATH" in done.stderr

@@ -19,6 +19,7 @@ from harbor_gym.sandboxes.images.base_images import resolve_base
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.engines import require_engine
+from tests.helpers.recipe_runs import run_here
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.sandboxes.timed_fakes import Counted
 from tests.helpers.tasks import DONE, write_task
@@ -56,7 +57,7 @@ def disk(place: Path, *, is_full: bool | None = None, size: str = "64k") -> Gene
 )
 def test_a_task_is_not_made_there_and_no_half_of_one_stays(is_full: bool, says: str, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", is_full=is_full) as place:
-        done = harbor_gym("init", place / "a-task")
+        done = run_here("init", place / "a-task")
         assert not (place / "a-task").exists()
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert done.stderr.startswith(f"error: {place / 'a-task'}")
@@ -86,8 +87,8 @@ def test_a_folder_for_results_that_takes_none_is_named(is_full: bool, remedy: st
     (run / "episode_000.json").write_text(json.dumps(episode), encoding="utf-8")
     with disk(tmp_path / "disk", is_full=is_full) as place:
         page, kept = place / "page.html", place / "kept"
-        reported = harbor_gym("report", tmp_path / "run", "--output", page)
-        played = harbor_gym("demo", "--keep", kept)
+        reported = run_here("report", tmp_path / "run", "--output", page)
+        played = run_here("demo", "--keep", kept)
         with page.open("a") if is_full else (tmp_path / "elsewhere").open("w") as file:
             command = [sys.executable, "-m", "harbor_gym", "--help"]
             printed = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
@@ -108,7 +109,7 @@ async def test_an_evaluation_that_can_not_be_kept_is_one_line(is_full: bool, tmp
     async with serve(EngineDouble(write=in_turn(message(DONE), COMPLETE))) as double:
         words = ["eval", task, *sandbox, "--model", "m", "--base-url", double.url, "--episodes", "2"]
         with disk(tmp_path / "disk", is_full=is_full) as place:
-            done = await asyncio.to_thread(harbor_gym, *words, "--output", place / "out")
+            done = await asyncio.to_thread(run_here, *words, "--output", place / "out")
     why = "No space left on device: free some space there" if is_full else "Read-only file system: make it writable"
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert str(place) in done.stderr
@@ -122,7 +123,7 @@ def test_a_run_that_can_not_be_kept_is_one_line(is_full: bool, tmp_path: Path) -
     with disk(tmp_path / "disk", is_full=is_full) as place:
         run = place / "run"
         words = ["train", "--task-dir", "task:devops_task", "--env", "local", "--backend", "local"]
-        done = harbor_gym(*words, "--log-path", run)
+        done = run_here(*words, "--log-path", run)
     why = "No space left on device: free some space there" if is_full else "Read-only file system: make it writable"
     refused = f"{run} can't be the run's folder: {run}: {why}, or name another folder\n"
     assert (done.returncode, done.stderr) == (2, f"harbor-gym train: {refused}")
@@ -158,8 +159,9 @@ def test_a_sandbox_that_keeps_nothing_in_the_cache_starts_without_one(monkeypatc
     preflight(environment_config(Counted.PATH))
 
 
-@pytest.mark.parametrize("command", ["eval", "doctor", "demo"])
-@pytest.mark.parametrize("kind", ["missing", "read-only"])
+@pytest.mark.parametrize(
+    ("command", "kind"), [("eval", "missing"), ("doctor", "missing"), ("demo", "missing"), ("eval", "read-only")]
+)
 def test_a_folder_for_temporary_files_that_can_not_be_used_is_named(command: str, kind: str, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task")
     words: list[str | Path] = [command]

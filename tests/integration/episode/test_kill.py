@@ -28,9 +28,9 @@ from tests.helpers.engines import require_engine
 from tests.helpers.hostile.first_words import start_network
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.recipe_runs import run_here
 from tests.helpers.sandboxes.local import make_sandbox, running
 from tests.helpers.tasks import BASE, DONE, write_task
-from tests.unit.house.test_cli import run
 
 SEED = 20261121
 COMPLETE = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
@@ -74,16 +74,16 @@ def contents(directory: Path) -> list[str]:
 
 @pytest.mark.local
 @pytest.mark.slow
-def test_local_hosts_killed_in_200_episodes_leave_nothing(task_dir: Path, scratch: Path) -> None:
+def test_local_hosts_killed_in_a_hundred_episodes_leave_nothing(task_dir: Path, scratch: Path) -> None:
     require_engine("local")
     before = mounts()
-    outcome = kill_rounds("local", task_dir, count=25, at_once=8, max_sec=1.5)
-    assert outcome["began"] >= 200
+    outcome = kill_rounds("local", task_dir, count=13, at_once=8, max_sec=1.5)
+    assert outcome["began"] >= 100
     assert outcome["orphans"] == []
     assert mounts() == before
     assert groups_of(outcome["owners"]) == []
     assert contents(scratch), "none was killed inside an episode"
-    assert run("reap").returncode == 0
+    assert run_here("reap").returncode == 0
     assert contents(scratch) == []
 
 
@@ -209,7 +209,7 @@ def test_what_killed_docker_hosts_leave_is_reaped(tmp_path: Path, scratch: Path)
     outcome = kill_rounds("docker", task, count=3, at_once=2, max_sec=4.0)
     assert outcome["began"] >= 6
     assert outcome["orphans"] == []
-    assert run("reap").returncode == 0
+    assert run_here("reap").returncode == 0
     assert in_docker(outcome["owners"]) == []
     named = ["docker", "ps", "-aq", "--filter", f"name={task.name}"]
     assert subprocess.check_output(named, text=True) == "", "a container without a label was left"
@@ -238,7 +238,7 @@ def test_an_interrupted_script_ends_by_the_signal_and_leaves_nothing(
         script.communicate(timeout=PATIENCE_SEC)
     assert script.returncode == -signals[0]
     assert not is_clean or contents(scratch) == []
-    assert run("reap").returncode == 0
+    assert run_here("reap").returncode == 0
     assert contents(scratch) == []
     nothing_runs_of(script.pid)
 

@@ -1,5 +1,6 @@
 """Sources of a base image: buildah's store, a registry that answers, and the images of ``harbor-gym base``."""
 
+import asyncio
 import json
 import logging
 import re
@@ -17,8 +18,8 @@ from harbor_gym.sandboxes.images.build import ImageSource, build_image
 from harbor_gym.sandboxes.images.official_images import base_name, full_reference
 from harbor_gym.sandboxes.images.store import show_image
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from tests.helpers.recipe_runs import run_here
 from tests.helpers.registries.image_registry import UNREACHABLE, image_registry, in_place_of_docker_io
-from tests.unit.house.test_cli import run
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
@@ -55,7 +56,7 @@ def docker_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 def _lines(done: subprocess.CompletedProcess[str], image: str) -> list[str]:
     """Return the output without times, which a busy machine prints."""
-    progress = re.compile(rf"{re.escape(image)}(: (done after )?\d+ s)?")
+    progress = re.compile(rf"(pulling (\S+/)?)?{re.escape(image)}(: (done after )?\d+ s)?")
     return [line for line in done.stdout.splitlines() if not progress.fullmatch(line)]
 
 
@@ -86,7 +87,7 @@ async def test_a_start_without_a_base_fails_in_one_line_with_the_command_that_ma
 
     # The same image however it is spelled, once.
     for spelling in (full_reference(name), name):
-        done = run("base", spelling)
+        done = await asyncio.to_thread(run_here, "base", spelling)
         assert done.returncode == 0, done
         assert _lines(done, spelling) == [
             f"{spelling}: a base of packages of Debian 12, made now unless it is there (30 s)",
@@ -102,7 +103,7 @@ async def test_a_start_without_a_base_fails_in_one_line_with_the_command_that_ma
 
 @pytest.mark.usefixtures("docker_io")
 async def test_a_base_serves_the_image_that_it_was_made_for_and_no_other(name: str) -> None:
-    assert run("base", name).returncode == 0
+    assert (await asyncio.to_thread(run_here, "base", name)).returncode == 0
     for other in (f"{name}-slim", f"{name}@sha256:{'0' * 64}"):
         with pytest.raises(SandboxStartError, match=f"`harbor-gym base {other}`"):
             await resolve_base(other)
@@ -112,7 +113,7 @@ async def test_a_base_serves_the_image_that_it_was_made_for_and_no_other(name: s
 async def test_a_registry_that_answers_comes_before_a_base(
     name: str, tmp_path: Path, real: Path, docker_io: Callable[[str], None]
 ) -> None:
-    assert run("base", name).returncode == 0
+    assert (await asyncio.to_thread(run_here, "base", name)).returncode == 0
     with image_registry(tmp_path / "registry") as registry:
         docker_io(registry.address)
         with pytest.raises(SandboxStartError, match=r"can't be pulled: .*manifest unknown") as caught:
@@ -140,11 +141,11 @@ async def test_a_base_is_only_made_where_the_registry_is_out_of_reach_if_so_aske
 ) -> None:
     with image_registry(tmp_path / "registry") as registry:
         docker_io(registry.address)
-        done = run("base", "--if-missing", name)
+        done = await asyncio.to_thread(run_here, "base", "--if-missing", name)
         assert done.returncode == 1
         assert "manifest unknown" in done.stderr
         await push(registry.address, name, real)
-        done = run("base", "--if-missing", name)
+        done = await asyncio.to_thread(run_here, "base", "--if-missing", name)
         assert _lines(done, name) == [
             f"{name}: looking for it here and in its registry",
             f"{name}: it is on this machine, no base is needed",
@@ -173,12 +174,12 @@ async def test_a_buildah_that_fails_is_not_taken_for_an_image_that_is_missing(
     with pytest.raises(SandboxStartError, match=r"(?s)buildah can't tell whether .*/proc/none") as caught:
         await resolve_base(name)
     assert "harbor-gym base" not in str(caught.value)
-    assert "buildah can't tell" in run("base", name).stderr
+    assert "buildah can't tell" in (await asyncio.to_thread(run_here, "base", name)).stderr
 
 
 @pytest.mark.usefixtures("docker_io")
 async def test_the_command_refuses_images_without_a_recipe_before_it_makes_any(name: str) -> None:
-    done = run("base", name, "alpine:3")
+    done = await asyncio.to_thread(run_here, "base", name, "alpine:3")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
         "error: no base can be made of packages for 'alpine:3', only for debian:13, debian:12"

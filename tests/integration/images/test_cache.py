@@ -14,8 +14,8 @@ from harbor_gym._runtime import cache
 from harbor_gym._runtime.cache import LAYERS_LOCK, cache_dir, entries, hold, layers_dir, locked, prune
 from harbor_gym.sandboxes.images import build
 from tests.helpers.engines import require_engine
+from tests.helpers.recipe_runs import run_here
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
-from tests.unit.house.test_cli import run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -165,14 +165,14 @@ async def test_a_running_sandboxs_image_stays_and_a_pruned_one_is_built_again(
 def test_the_command_lists_and_prunes() -> None:
     write_image("old", age_sec=90_000)
     write_image("young")
-    listed = run("cache", "list")
+    listed = run_here("cache", "list")
     assert listed.returncode == 0
     assert "tasks/old" in listed.stdout
-    assert len(json.loads(run("cache", "list", "--json").stdout)) == 2
-    pruned = run("cache", "prune", "--older-than", "1d")
+    assert len(json.loads(run_here("cache", "list", "--json").stdout)) == 2
+    pruned = run_here("cache", "prune", "--older-than", "1d")
     assert "tasks/old" in pruned.stdout
     assert "tasks/young" not in pruned.stdout
     for wrong in ([], ["--older-than", "soon"], ["--max-size", "1.5G"]):
-        refused = run("cache", "prune", *wrong)
+        refused = run_here("cache", "prune", *wrong)
         assert refused.returncode == 2
         assert refused.stderr.startswith("error: ")

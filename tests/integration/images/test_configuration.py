@@ -28,9 +28,9 @@ WITH_DOCKER = [*KINDS, pytest.param("docker", marks=pytest.mark.docker)]
 _MAKERS: dict[str, Callable[..., BaseEnvironment]] = {"local": local.make_sandbox, "apptainer": apptainer.make_sandbox}
 
 
-async def write_sif(context: Path) -> str:
-    """Make a SIF file of a Dockerfile beside it, which goes; return the table of task.toml that names it."""
-    stored = await provide_sif(SifSource(context, None), context.parent / "sif", build_timeout_sec=200)
+async def write_sif(context: Path, store: Path) -> str:
+    """Make a SIF file of a Dockerfile beside it, which goes; return its name. ``store`` keeps it for the next."""
+    stored = await provide_sif(SifSource(context, None), store, build_timeout_sec=200)
     shutil.copy(stored.image.path, context / "image.sif")
     (context / "Dockerfile").unlink()
     return "image.sif"
@@ -43,7 +43,9 @@ async def make_sandbox(kind: str, directory: Path, lines: str) -> BaseEnvironmen
     context = directory / "environment"
     context.mkdir()
     (context / "Dockerfile").write_text(dockerfile)
-    return apptainer.make_sandbox(directory, dockerfile=None, config={"docker_image": await write_sif(context)})
+    return apptainer.make_sandbox(
+        directory, dockerfile=None, config={"docker_image": await write_sif(context, directory / "sif")}
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,7 +87,7 @@ async def test_a_workdir_or_a_user_that_the_image_lacks_is_the_tasks_fault(kind:
     for number, (lines, toml, command, expected) in enumerate(cases):
         task = write_task(tmp_path / str(number), dockerfile=f"FROM {BASE}\n{lines}", toml=toml)
         if kind == "sif":
-            name = await write_sif(task / "environment")
+            name = await write_sif(task / "environment", tmp_path / "sif")
             config = (task / "task.toml").read_text()
             table = f'[environment]\ndocker_image = "{name}"\n'
             is_there = "[environment]\n" in config

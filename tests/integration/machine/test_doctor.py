@@ -21,13 +21,14 @@ from harbor_gym.embedded import interpreter
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.images.debian_base import make_base
 from tests.helpers.engines import require_engine
+from tests.helpers.recipe_runs import run_here
 from tests.unit.house.test_cli import run
 
 
 @pytest.mark.local
 def test_what_this_machine_has_is_found() -> None:
     require_engine("local")
-    done = run("doctor", "--env", "local", "--json")
+    done = run_here("doctor", "--env", "local", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["usable"]) == (0, {"local": True})
     found = {item["what"]: item for item in report["findings"]}
@@ -77,7 +78,7 @@ def test_a_machine_that_refuses_criu_is_told() -> None:
 
 
 def _criu(**variables: str) -> dict[str, Any]:
-    done = run("doctor", "--env", "local", "--json", **variables)
+    done = run("doctor", "--env", "local", "--json", **variables)  # this process remembers which programs it found
     (found,) = (item for item in json.loads(done.stdout)["findings"] if item["what"] == "criu")
     return found
 
@@ -94,7 +95,7 @@ def test_what_is_missing_has_a_command_and_makes_the_answer_no(tmp_path: Path) -
 def test_columns_are_aligned_and_no_command_is_cut_in_a_pipe() -> None:
     done = run("doctor", "--env", "local", COLUMNS="40", FORCE_COLOR="1")
     rows = [line for line in done.stdout.splitlines() if not line.startswith("--env")]
-    titles = [item["what"] for item in json.loads(run("doctor", "--env", "local", "--json").stdout)["findings"]]
+    titles = [item["what"] for item in json.loads(run_here("doctor", "--env", "local", "--json").stdout)["findings"]]
     width = len("local  ") + max(map(len, titles)) + 2
     assert [line[len("local  ") : width].rstrip() for line in rows] == titles
     assert {line[width:].split()[0] for line in rows} <= {"ok", "missing", "MISSING"}
@@ -110,18 +111,18 @@ def test_the_machines_open_files_are_compared_with_what_sandboxes_may_hold(most:
 
 
 def test_no_secret_is_shown_and_another_sandbox_is_asked_by_its_own_check() -> None:
-    done = run("doctor", "--json", TINKER_API_KEY="tml-hunter2", PATH=os.environ["PATH"])
+    done = run_here("doctor", "--json", TINKER_API_KEY="tml-hunter2")
     assert "hunter2" not in done.stdout + done.stderr
     (key,) = (item for item in json.loads(done.stdout)["findings"] if item["what"] == "TINKER_API_KEY")
     assert key["ok"]
-    refused = run("doctor", "--env", "daytona", DAYTONA_API_KEY="")
+    refused = run_here("doctor", "--env", "daytona", DAYTONA_API_KEY="")
     assert refused.returncode == 1
     assert "daytona can NOT be used" in refused.stdout
-    assert run("doctor", "--env", "nonsense").returncode == 2
+    assert run_here("doctor", "--env", "nonsense").returncode == 2
 
 
 def test_every_environment_and_agent_of_the_installed_harbor_is_listed() -> None:
-    done = run("doctor", "--json", DAYTONA_API_KEY="")
+    done = run_here("doctor", "--json", DAYTONA_API_KEY="")
     listed = {item["what"]: item for item in json.loads(done.stdout)["findings"] if item["area"] == "other"}
     assert {f"--env {kind.value}" for kind in EnvironmentType if kind is not EnvironmentType.DOCKER} == {
         what for what in listed if what.startswith("--env ")

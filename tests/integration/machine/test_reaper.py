@@ -18,8 +18,8 @@ from harbor_gym.sandboxes.labels import OWNER_LABEL, PROJECT_LABEL
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.recipe_runs import run_here
 from tests.helpers.tasks import BASE
-from tests.unit.house.test_cli import run
 
 
 def me() -> Owner:
@@ -53,11 +53,11 @@ def test_folders_of_dead_owners_are_removed(scratch: Path, dead: str, spared: li
     (scratch / "kept.txt").write_text("mine")
     (doomed / "link").symlink_to(scratch / "kept.txt")
     (doomed / "sub").symlink_to(scratch / kept[0])
-    shown = run("reap", "--dry-run")
+    shown = run_here("reap", "--dry-run")
     assert shown.returncode == 0
     assert [line.split() for line in shown.stdout.splitlines() if str(scratch) in line] == [["directory", str(doomed)]]
     assert doomed.exists()
-    assert run("reap").returncode == 0
+    assert run_here("reap").returncode == 0
     assert sorted(path.name for path in scratch.iterdir()) == sorted([*kept, "kept.txt"])
     assert (scratch / "kept.txt").read_text() == "mine"
 
@@ -66,7 +66,7 @@ def test_a_link_in_place_of_a_folder_is_not_followed(scratch: Path, dead: str, t
     target = tmp_path / "target"
     (target / "inner").mkdir(parents=True)
     (scratch / f"harbor-gym-trial-{dead}-x").symlink_to(target)
-    assert run("reap").returncode == 1
+    assert run_here("reap").returncode == 1
     assert (target / "inner").exists()
 
 
@@ -81,7 +81,7 @@ def test_control_groups_of_dead_owners_are_removed(dead: str, scratch: Path) -> 
     for group in groups:
         group.mkdir()
     try:
-        assert run("reap").returncode == 0
+        assert run_here("reap").returncode == 0
         assert [group.exists() for group in groups] == [False, True]
     finally:
         for group in groups:
@@ -124,11 +124,11 @@ def test_the_container_of_a_killed_build_is_removed(scratch: Path, tmp_path: Pat
                 assert build.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            run("reap")
+            run_here("reap")
             assert builds_in(scratch) == left, "the container of a living build was removed"
         finally:
             build.kill()
-    run("reap")  # another test's process may have been first, with its own reaper
+    run_here("reap")  # another test's process may have been first, with its own reaper
     assert builds_in(scratch) == []
     assert list(scratch.iterdir()) == []
     assert buildah("rm", other), "a container that nobody marked was removed"
@@ -193,10 +193,10 @@ def test_what_dead_owners_left_in_docker_is_removed(
         things.add(kind, **label(dead, "hgreap-dead"))
     things.add("container", **{PROJECT_LABEL: "hgreap-dead"})  # as from an included Compose file
     things.add("container", **label(dead, "hgreap-shared"))
-    done = run("reap")
+    done = run_here("reap")
     assert done.returncode == 0, done.stderr
     assert things.still_there() == kept
-    assert run("reap").returncode == 0, "a second time there is nothing to do"
+    assert run_here("reap").returncode == 0, "a second time there is nothing to do"
 
 
 @pytest.mark.docker
