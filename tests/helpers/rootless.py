@@ -1,13 +1,11 @@
 """Commands run as an ordinary user of this machine, made for that and removed again."""
 
 import asyncio
-import atexit
 import contextlib
 import fcntl
 import os
 import pwd
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,51 +93,45 @@ def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666")
         base: The root file system of that image.
         tun_mode: Mode of /dev/net/tun there, apart from this machine's own.
     """
-    if not _homes:
-        made = _make_home(user, home, base)
-        if made.returncode:
-            return made
-    return _run(user, home, *argv, base=base, tun_mode=tun_mode, copied_from=_homes[0])
+    made = _make_home(user, home, base)
+    if isinstance(made, subprocess.CompletedProcess):
+        return made
+    return _run(user, home, *argv, base=base, tun_mode=tun_mode, copied_from=made)
 
 
-def _make_home(user: str, home: Path, base: Path) -> subprocess.CompletedProcess[str]:
-    """Make the home of this process's users: the one that the first process of the run made, with other owners."""
+def _make_home(user: str, home: Path, base: Path) -> Path | subprocess.CompletedProcess[str]:
+    """Return the home that the run's first user made, by its number, or what failed."""
     run = Path(tempfile.gettempdir()).parent  # own_temporary_dir's is in pytest's folder of this process
     shared = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "rootless-homes"
     shared.mkdir(exist_ok=True)
-    number = pwd.getpwnam(user).pw_uid - _FIRST_USER
     with _locked(shared):
-        if not (found := [path for path in shared.iterdir() if path.name.isdecimal()]):
-            partial = Path(tempfile.mkdtemp(prefix="partial-", dir=shared))
-            words = shlex.join([sys.executable, "-m", "harbor_gym", "base", BASE])
-            words = f"{words} && exec {shlex.join([sys.executable, '-m', __name__])}"
-            made = _run(user, home, "sh", "-c", words, base=base, copied_to=partial)
-            if made.returncode:
-                return made
-            found = [partial.rename(shared / str(number))]
-    store = Path(tempfile.mkdtemp(dir="/tmp"))
-    atexit.register(shutil.rmtree, store, ignore_errors=True)
-    subprocess.run(["cp", "-a", f"{found[0]}/.", store], check=True)
-    _give(store, int(found[0].name), number)
-    _homes.append(store)
-    return subprocess.CompletedProcess([], 0)
+        if found := [path for path in shared.iterdir() if path.name.isdecimal()]:
+            return found[0]
+        partial = Path(tempfile.mkdtemp(prefix="partial-", dir=shared))
+        words = shlex.join([sys.executable, "-m", "harbor_gym", "base", BASE])
+        words = f"{words} && exec {shlex.join([sys.executable, '-m', __name__])}"
+        made = _run(user, home, "sh", "-c", words, base=base, copied_to=partial)
+        if made.returncode:
+            return made
+        return partial.rename(shared / str(pwd.getpwnam(user).pw_uid - _FIRST_USER))
 
 
-def _give(directory: Path, giver: int, taker: int) -> None:
-    """Make one user's files, and those of its subordinate ids, another's; each user goes by its number."""
-    ids = _FIRST_ID + giver * _IDS
-
-    def owner(now: int) -> int:
-        if now == _FIRST_USER + giver:
-            return _FIRST_USER + taker
-        return now + (taker - giver) * _IDS if ids <= now < ids + _IDS else now
-
-    paths = [Path(parent, name) for parent, folders, files in os.walk(directory) for name in (*folders, *files)]
-    for path in [directory, *paths] if giver != taker else ():
-        status = path.lstat()
-        os.lchown(path, owner(status.st_uid), owner(status.st_gid))
-        if not path.is_symlink():
-            path.chmod(status.st_mode)  # the change of the owner took setuid and setgid
+_GIVE = """
+import os, stat, sys
+top, users, giver, taker, first, count = sys.argv[1], *map(int, sys.argv[2:])
+def owner(now):
+    if now == users + giver:
+        return users + taker
+    ids = first + giver * count
+    return now + (taker - giver) * count if ids <= now < ids + count else now
+names = [os.path.join(parent, name) for parent, folders, files in os.walk(top) for name in (*folders, *files)]
+for name in (top, *names):
+    status = os.lstat(name)
+    os.lchown(name, owner(status.st_uid), owner(status.st_gid))
+    if not stat.S_ISLNK(status.st_mode) and status.st_mode & 0o6000:
+        os.chmod(name, stat.S_IMODE(status.st_mode))  # the change of the owner took setuid and setgid
+"""
+"""Makes one user's files, and those of its subordinate ids, another's; each user goes by its number."""
 
 
 async def run_rootless(*arguments: str, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
@@ -155,10 +147,6 @@ async def run_rootless(*arguments: str, tun_mode: str = "666") -> subprocess.Com
     return done
 
 
-_homes: list[Path] = []
-"""A home with the base image, of this process's users; empty before the first of them."""
-
-
 def _run(
     user: str,
     home: Path,
@@ -170,10 +158,11 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     number = pwd.getpwnam(user).pw_uid
     bases = home / ".cache/harbor_gym/bases"
+    given = (home, _FIRST_USER, copied_from.name, number - _FIRST_USER, _FIRST_ID, _IDS) if copied_from else ()
     lines = [
         *("set -e", *_make_readable(home, [Path(sys.base_prefix), Path(sys.prefix), _REPOSITORY])),
         f"mount -t tmpfs -o mode=0700,uid={number},gid={number} tmpfs {home}",
-        f"cp -a {copied_from}/. {home}"
+        f"cp -a {copied_from}/. {home} && {shlex.join([sys.executable, '-ISc', _GIVE, *map(str, given)])}"
         if copied_from
         else f"mkdir -p {bases} {home}/tmp && touch {bases / base.name} && chown -R {number}:{number} {home}",
         f"mknod -m {tun_mode} {home}/tun c 10 200 && mount --bind {home}/tun {TUN}",

@@ -115,6 +115,18 @@ DEEDS = {
 }
 """Deeds of any user that end neither the episode nor its grading; each was an infrastructure error once."""
 
+_AS_GRADER = '[verifier]\nuser = "grader"\n'
+_AT_ONCE = (
+    ("the verifier's user renamed", "its workdir removed"),
+    ("the verifier's user out of range", "a file in place of its workdir", "a file in place of the agent's logs"),
+    ("no accounts", "a link to itself in place of its workdir", "a file in place of all logs"),
+)
+TOGETHER = {
+    **{" + ".join(names): Deed("".join(DEEDS[name].keys for name in names), toml=_AS_GRADER) for names in _AT_ONCE},
+    **{name: deed for name, deed in DEEDS.items() if name not in {name for names in _AT_ONCE for name in names}},
+}
+"""All deeds in fewer episodes, for sandboxes that cost more: each disturbs another part of the grading."""
+
 _LOADS_WHAT_THE_POLICY_MADE = f"{PASS_IF_DONE}if [ -e /srv/endless ]; then sleep 1000; fi\n"
 
 
@@ -219,8 +231,8 @@ async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
     output = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
     assert {name: tuple(output[name]) for name in RUINS} == dict.fromkeys(RUINS, (0.0, "sandbox_broken"))
     assert {name: output[name][0] for name in BLOWS} == dict.fromkeys(BLOWS, 1.0)
-    expected = {name: deed.reward or 0.0 for name, deed in DEEDS.items()}
-    assert {name: output[name][0] for name in DEEDS} == expected
+    expected = {name: deed.reward or 0.0 for name, deed in TOGETHER.items()}
+    assert {name: output[name][0] for name in TOGETHER} == expected
 
 
 @pytest.mark.docker
@@ -250,10 +262,10 @@ async def test_who_removes_its_workdir_goes_on(tmp_path: Path, transport: Litera
 
 @pytest.mark.apptainer
 @pytest.mark.slow
-@pytest.mark.parametrize("deed", [name for name in DEEDS if "network_mode" not in DEEDS[name].toml])
+@pytest.mark.parametrize("deed", [name for name in TOGETHER if "network_mode" not in TOGETHER[name].toml])
 async def test_in_apptainer_what_root_can_do_is_graded(tmp_path: Path, deed: str) -> None:
     has_view = deed != "tests without an end"
-    await check_deed(tmp_path / "task", DEEDS[deed], has_view=has_view, user=None, sandbox="apptainer")
+    await check_deed(tmp_path / "task", TOGETHER[deed], has_view=has_view, user=None, sandbox="apptainer")
 
 
 _ON_DOCKER = {
@@ -293,7 +305,7 @@ async def _play_all() -> None:
         for name, keys in {**BLOWS, **RUINS}.items():
             task_dir = write_task(Path.home() / name.replace(" ", "-"))
             group.create_task(attack(name, task_dir, DONE, keys, sandbox_options={"max_processes": 200}))
-        for number, (name, deed) in enumerate(DEEDS.items()):
+        for number, (name, deed) in enumerate(TOGETHER.items()):
             task_dir = write_deed_task(Path.home() / f"deed-{number}", deed, has_view=number % 2 == 0, user=None)
             group.create_task(attack(name, task_dir, _SOLVED, deed.keys))
     sys.stdout.write(f"{json.dumps(ends)}\n")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -232,19 +233,23 @@ def own_path(test_sh: str) -> str:
 
 @pytest.mark.local
 async def test_field_1_and_3_a_forged_reward_is_found_and_the_trick_named(tmp_path: Path, plan: CheckPlan) -> None:
-    """The tricks are real: each weak verifier falls for one, and a sound one for none."""
+    """The tricks are real: each weak verifier falls for one, and a sound one for none, with a solution or without."""
     starts_python = own_path(PASS_IF_DONE.replace("if [", "python3 -c 'import random'\nif [")) + "sleep 0.3\n"
     tasks = [
         write_task(tmp_path / "finds_cat_on_path"),
         write_task(tmp_path / "starts_python", test_sh=starts_python),
         write_task(tmp_path / "starts_bash", test_sh=own_path(PASS_IF_DONE) + "sleep 0.3\n"),
         write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE) + "sleep 0.3\n", **ORDINARY),
+        write_task(tmp_path / "unproven", test_sh=own_path(PASS_IF_DONE), **ORDINARY),
     ]
-    on_path, python, shell, sound = await check_tasks(tasks, plan, concurrency=2)
-    assert (on_path.verdict, sure(on_path)) == (Verdict.FORGEABLE, ("programs", "shell"))
+    for task in (tasks[0], tasks[-1]):
+        shutil.rmtree(task / "solution")
+    on_path, python, shell, sound, unproven = await check_tasks(tasks, plan, concurrency=2)
+    assert (on_path.verdict, on_path.oracle, sure(on_path)) == (Verdict.FORGEABLE, (), ("programs", "shell"))
     assert (python.verdict, sure(python)) == (Verdict.FORGEABLE, ("python_startup", "shell"))
     assert (shell.verdict, sure(shell)) == (Verdict.FORGEABLE, ("shell",))
     assert (sound.verdict, sound.forged) == (Verdict.OK, 0.0)
+    assert (unproven.verdict, unproven.oracle, unproven.nop, unproven.forged) == (Verdict.UNPROVEN, (), (0.0,), 0.0)
 
 
 @pytest.mark.local
@@ -302,17 +307,6 @@ async def test_what_the_verifier_printed_in_the_plain_trial_alone_is_shown(tmp_p
     (check,) = await check_tasks([task], replace(plan, try_exploits=False))
     assert (check.verdict, check.oracle, check.plain) == (Verdict.FLAKY, (1.0,), 0.0), check.error
     assert check.shown_output == "left"
-
-
-@pytest.mark.local
-async def test_a_task_without_a_solution_is_forged_and_played_all_the_same(tmp_path: Path, plan: CheckPlan) -> None:
-    tasks = [write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE), **ORDINARY), write_task(tmp_path / "weak")]
-    for task in tasks:
-        (task / "solution" / "solve.sh").unlink()
-        (task / "solution").rmdir()
-    sound, weak = await check_tasks(tasks, plan, concurrency=2)
-    assert (sound.verdict, sound.oracle, sound.nop, sound.forged) == (Verdict.UNPROVEN, (), (0.0,), 0.0)
-    assert (weak.verdict, sure(weak)) == (Verdict.FORGEABLE, ("programs", "shell"))
 
 
 @pytest.mark.local

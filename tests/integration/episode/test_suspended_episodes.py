@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import re
+import shutil
 import signal
 import sys
 from asyncio.subprocess import Process
@@ -24,6 +25,7 @@ from tests.helpers.copies import config_of
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import eventually
+from tests.helpers.recipe_runs import run_here
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
 
@@ -55,9 +57,13 @@ class Evaluation:
         )
 
     async def run(self) -> tuple[int, str]:
-        process = await self.start()
-        shown, _ = await process.communicate()
-        return process.returncode or 0, shown.decode()
+        """Run it to its end in this process, which is another one than those before."""
+        done = await asyncio.to_thread(run_here, "eval", *self.arguments)
+        return done.returncode, done.stdout + done.stderr
+
+    async def reap(self) -> None:
+        """Remove what killed processes left."""
+        assert (await asyncio.to_thread(run_here, "reap")).returncode == 0
 
     async def end_at(self, answers: int, number: signal.Signals) -> str:
         """Run it, end it by a signal while the policy does not answer after some answers, and return its output."""
@@ -112,7 +118,7 @@ SNAPSHOT, DUMP = "episode_001.snapshot", "episode_001.snapshot.dump"
 
 COMPILE_ONE = "python3 -c 'import py_compile, sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)'"
 BUILD = (
-    "mkdir /out; for f in $(ls /usr/lib/python3*/*.py | head -n 40); do "
+    "mkdir /out; for f in $(ls /usr/lib/python3*/*.py | head -n 15); do sleep 0.2; "
     f"{COMPILE_ONE} $f /out/$(basename $f)c; done && touch /built &\n"
 )
 
@@ -133,7 +139,7 @@ async def test_an_editor_with_unsaved_text_and_a_build_go_on_in_another_process(
         assert code == 0, shown
         assert re.search(r"episode 1 of task: completed, reward 1, 7 turns, [\d.]+ s, resumed \(exact\)", shown)
         assert run.model.requests[5]["messages"] == run.model.requests[4]["messages"], "it is asked the same again"
-        assert "/built\n40\n" in run.model.requests[-1]["messages"][-1]["content"]
+        assert "/built\n15\n" in run.model.requests[-1]["messages"][-1]["content"]
     assert run.kept == []
     assert run.row["resumed"] == "exact"
     document = json.loads(run.episode.with_suffix(".json").read_text())
@@ -144,32 +150,35 @@ async def test_an_editor_with_unsaved_text_and_a_build_go_on_in_another_process(
     assert [event[0] for event in events] == sorted(event[0] for event in events), "one recording, one clock"
 
 
-@pytest.mark.parametrize(
-    ("why", "words"),
-    [
-        ("damaged", "is damaged or cut short"),
-        ("lost", "it is not there"),
-        ("of another start of the machine", "or was made before this one's last start"),
-    ],
-)
-async def test_what_cannot_be_restored_is_replayed_and_the_result_says_so(tmp_path: Path, why: str, words: str) -> None:
+async def test_what_cannot_be_restored_is_replayed_and_the_result_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with evaluation(
         tmp_path, message("cd /tmp; x=41\n"), message("echo $((x+1))\n"), message(DONE), COMPLETE
     ) as run:
         await run.end_at(2, signal.SIGTERM)
-        (dump,) = run.episode.parent.glob("*.dump")
-        if why == "damaged":
-            dump.write_bytes(dump.read_bytes()[:-1])
-        elif why == "lost":
-            dump.unlink()
-        else:
-            relabel(run.episode.with_suffix(".snapshot"), dump)
-        code, shown = await run.run()
-        assert code == 0, shown
-    (line,) = [line for line in shown.splitlines() if "the episode goes on by replay: " in line]
-    assert words in line
-    assert "4 turns" in shown
-    assert run.row["resumed"] == "replay"
+        suspended = shutil.copytree(run.output, tmp_path / "suspended")
+        for why, words in (
+            ("damaged", "is damaged or cut short"),
+            ("lost", "it is not there"),
+            ("of another start of the machine", "or was made before this one's last start"),
+        ):
+            shutil.rmtree(run.output)
+            shutil.copytree(suspended, run.output)
+            (dump,) = run.episode.parent.glob("*.dump")
+            if why == "damaged":
+                dump.write_bytes(dump.read_bytes()[:-1])
+            elif why == "lost":
+                dump.unlink()
+            else:
+                relabel(run.episode.with_suffix(".snapshot"), dump)
+            caplog.clear()
+            code, shown = await run.run()
+            assert code == 0, (why, shown)
+            (line,) = [line for line in caplog.messages if "the episode goes on by replay: " in line]
+            assert words in line, why
+            assert "4 turns" in shown, why
+            assert run.row["resumed"] == "replay", why
 
 
 def relabel(snapshot: Path, dump: Path) -> None:
@@ -224,18 +233,22 @@ async def test_a_kill_leaves_the_dump_until_a_turn_was_taken(tmp_path: Path) -> 
         assert run.kept == [SNAPSHOT, DUMP], "the episode stands where it did"
         code, shown = await run.run()
         assert code == 0, shown
+        await run.reap()
     assert "completed, reward 1, 3 turns" in shown
     assert run.row["resumed"] == "exact"
 
 
-async def test_a_killed_episode_that_no_replay_repeats_begins_anew(tmp_path: Path) -> None:
+async def test_a_killed_episode_that_no_replay_repeats_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with evaluation(tmp_path, ONCE, SAME, COMPLETE) as run:
         await run.end_at(1, signal.SIGTERM)
         await run.end_at(1, signal.SIGKILL)
         assert run.kept == [SNAPSHOT], "the dump was of an earlier turn"
         code, shown = await run.run()
         assert code == 0, shown
-    assert "episode_001 begins anew: turn 1 of the replay differs" in shown
+        await run.reap()
+    assert "episode_001 begins anew: turn 1 of the replay differs" in caplog.text
     assert "completed, reward 1, 3 turns" in shown
     assert run.row["resumed"] is None
 
