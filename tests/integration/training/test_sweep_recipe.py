@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
@@ -41,33 +42,37 @@ if (folder.parent / "break").exists() and seed == 1:
 (folder / "checkpoints.jsonl").write_text(json.dumps({"name": "final", "final": True}) + "\\n")
 """
 
-RUN_IT = "import sys; from harbor_gym.cli.results import sweep; from harbor_gym.cli.main import main; {stand_in}main()"
+RUN_IT = """\
+import sys
+from harbor_gym.cli.main import main
+from harbor_gym.cli.results import sweep
+
+sweep.TRAIN = (sys.executable, {trainer!r})
+main()
+"""
 
 
-def command(*arguments: str, trainer: Path | None = None) -> list[str]:
-    stand_in = f"sweep.TRAIN = (sys.executable, {str(trainer)!r}); " if trainer else ""
-    return [sys.executable, "-c", RUN_IT.format(stand_in=stand_in), "sweep", "--task-dir", str(TASK), *arguments]
-
-
-def sweep(*arguments: str, trainer: Path | None = None) -> subprocess.CompletedProcess[str]:
-    done = command(*arguments, trainer=trainer)
-    return subprocess.run(done, capture_output=True, text=True, check=False, timeout=PATIENCE_SEC)
+def sweep(*arguments: str) -> Result:
+    return run_recipe("sweep", "--task-dir", str(TASK), *arguments)
 
 
 @pytest.fixture
-def trainer(tmp_path: Path) -> Path:
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the training, which a sweep in this process starts."""
     path = tmp_path / "trainer.py"
     path.write_text(STAND_IN)
+    monkeypatch.setattr("harbor_gym.cli.results.sweep.TRAIN", (sys.executable, str(path)))
     return path
 
 
-def test_a_sweep_goes_on_where_it_was_broken_off(trainer: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("trainer")
+def test_a_sweep_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     folder.mkdir()
     (folder / "break").touch()
     grid = ("--learning-rates", "1e-3,1e-4", "--seeds", "0,1", "--parallel", "2", "--sweep-path", str(folder))
-    first = sweep(*grid, "--num-batches", "2", trainer=trainer)
-    assert first.returncode == 1, first.stderr
+    first = sweep(*grid, "--num-batches", "2")
+    assert first.exit_code == 1, first.stderr
     assert "4 runs to train, 0 finished already" in first.stdout
     assert first.stderr.count("ended with exit code 1") == 2
     assert "lr_0.001_seed_1" in first.stderr
@@ -75,8 +80,8 @@ def test_a_sweep_goes_on_where_it_was_broken_off(trainer: Path, tmp_path: Path) 
     (folder / "break").unlink()
     (folder / "lr_0.0001_seed_0" / "checkpoints.jsonl").write_text('{"name": "000001"}\n')
 
-    second = sweep(*grid, "--num-batches", "2", trainer=trainer)
-    assert second.returncode == 0, second.stderr
+    second = sweep(*grid, "--num-batches", "2")
+    assert second.exit_code == 0, second.stderr
     assert "3 runs to train, 1 finished already" in second.stdout
     calls = {run.name: (run / "calls").read_text().splitlines() for run in folder.glob("lr_*") if run.is_dir()}
     assert {name: len(lines) for name, lines in calls.items()} == {
@@ -100,8 +105,8 @@ def test_a_sweep_goes_on_where_it_was_broken_off(trainer: Path, tmp_path: Path) 
     grown = json.loads((folder / "sweep.json").read_text())
     assert (grown["learning_rates"], grown["seeds"]) == ([1e-3, 1e-4], [0, 1])
 
-    other = sweep(*grid, "--num-batches", "3", trainer=trainer)
-    assert other.returncode == 2
+    other = sweep(*grid, "--num-batches", "3")
+    assert other.exit_code == 2
     assert "a sweep with other flags" in other.stderr
 
 
@@ -109,8 +114,10 @@ def test_an_interrupted_sweep_interrupts_its_runs_and_waits_for_them(trainer: Pa
     folder = tmp_path / "sweep"
     folder.mkdir()
     (folder / "hang").touch()
-    arguments = command("--learning-rates", "1e-3", "--seeds", "0", "--sweep-path", str(folder), trainer=trainer)
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    code = RUN_IT.format(trainer=str(trainer))
+    flags = ("--task-dir", TASK, "--learning-rates", "1e-3", "--seeds", "0", "--sweep-path", folder)
+    command = [sys.executable, "-c", code, "sweep", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     while not process.stdout.readline().startswith("lr_0.001_seed_0  batch 2/2"):
         assert process.poll() is None, process.stderr
@@ -121,14 +128,17 @@ def test_an_interrupted_sweep_interrupts_its_runs_and_waits_for_them(trainer: Pa
     assert (folder / "lr_0.001_seed_0" / "interrupted").exists(), f"it was killed, or logged why not: {log.read_text()}"
 
 
-def test_flags_that_training_refuses_end_the_sweep_at_once_and_can_be_corrected(trainer: Path, tmp_path: Path) -> None:
+def test_flags_that_training_refuses_end_the_sweep_at_once_and_can_be_corrected(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     grid = ("--learning-rates", "1e-3,1e-4", "--seeds", "0,1", "--sweep-path", str(tmp_path / "sweep"))
     refused = sweep(*grid, "--env", "dokcer")
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     assert refused.stdout == "4 runs to train, 0 finished already\n"
     assert re.fullmatch(r"error: harbor-gym train: .*dokcer.* docker.*\n", refused.stderr)
-    corrected = sweep(*grid, "--env", "docker", trainer=trainer)
-    assert corrected.returncode == 0, corrected.stderr
+    request.getfixturevalue("trainer")
+    corrected = sweep(*grid, "--env", "docker")
+    assert corrected.exit_code == 0, corrected.stderr
 
 
 @pytest.mark.parametrize("record", ["{", "{}", "[]"])
