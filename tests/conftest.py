@@ -28,7 +28,6 @@ _LONGEST = (
     "test_attacks",
     "test_rollout_executors",
     "test_embedded_server",
-    "test_train_recipe",
     "test_openenv_server",
     "test_embedded_policy",
     "test_broken_by_policy",

@@ -1,4 +1,4 @@
-"""recipes/train.py --agent, small and real: two batches through Terminus-2, by a policy of random weights."""
+"""recipes/train.py --agent, real to the last file: two batches through Terminus-2, by a policy of random weights."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_two_batches_of_terminus_2(tmp_path: Path) -> None:
     arguments = ["--task-dir", str(TASK), "--env", "local", "--backend", "local", "--agent", "terminus-2"]
     arguments += ["--model-name", str(model), "--renderer-name", "qwen3_instruct"]
     arguments += ["--log-path", str(log_path), "--save-every", "0"]
-    arguments += ["--group-size", "2", "--num-batches", "2", "--max-turns", "2"]
+    arguments += ["--group-size", "2", "--num-batches", "2", "--max-turns", "2", "--server-timeout-sec", "900"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "recipes/train.py"), *arguments],
         env=inherited,
@@ -45,6 +45,8 @@ def test_two_batches_of_terminus_2(tmp_path: Path) -> None:
         timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == f"run folder: {log_path}"
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("batch ")] == ["1/2", "2/2"]
     batches = report.read_metrics(log_path / "metrics.jsonl")
     assert [batch["step"] for batch in batches] == [0, 1]
     for batch in batches:
@@ -52,9 +54,13 @@ def test_two_batches_of_terminus_2(tmp_path: Path) -> None:
         assert batch["env/all/infra/lost"] == 0
         assert 1 <= batch["env/all/turns_per_episode"] <= 2
         assert batch["env/all/gateway/calls"] >= 1
+    assert [task["name"] for task in json.loads((log_path / "tasks.json").read_text())["tasks"]] == [TASK.name]
+    assert (log_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     transcripts = [json.loads(path.read_text()) for path in sorted(log_path.rglob("episode_*.json"))]
     assert len(transcripts) == 4
     for transcript in transcripts:
         assert transcript["turns"][0]["observation"].startswith("You are an AI assistant")
         assert transcript["reward"] in (0, 1)
         assert transcript["end_reason"]
+    (checkpoint,) = (log_path / "checkpoints.jsonl").read_text().splitlines()
+    assert json.loads(checkpoint)["state_path"].startswith("tinker://")

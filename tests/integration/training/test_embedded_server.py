@@ -73,7 +73,9 @@ async def _until_gone(leader: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_the_sdk_samples_trains_saves_and_resumes(model_dir: Path, tmp_path: Path) -> None:
+async def test_the_sdk_samples_trains_saves_and_resumes_and_a_crash_of_the_engine_is_reported(
+    model_dir: Path, tmp_path: Path
+) -> None:
     async with TrainingServer(model_dir, tmp_path / "state") as server:
         pid = server.pid
         assert pid is not None
@@ -86,6 +88,10 @@ async def test_the_sdk_samples_trains_saves_and_resumes(model_dir: Path, tmp_pat
         assert client.returncode == 0, server.log_path.read_text()[-4000:]
         seen = json.loads(output)
         children = _group(pid)
+        watching = asyncio.ensure_future(server.monitor())
+        os.kill(_engines(pid)[0], signal.SIGKILL)
+        with pytest.raises(TrainingServerError, match="ended by itself"):
+            await watching
     assert len(children) >= 2, "server and engine share the process group"
     assert _group(pid) == []
     assert seen["lengths"] == [16, 16]
@@ -121,26 +127,6 @@ async def test_nothing_survives_a_killed_parent(model_dir: Path, tmp_path: Path)
         parent.kill()
         await parent.wait()
     await _until_gone(leader)
-
-
-async def test_a_crash_of_the_engine_is_reported_at_once(model_dir: Path, tmp_path: Path) -> None:
-    server = TrainingServer(model_dir, tmp_path / "state")
-    starting = asyncio.ensure_future(server.start())
-    async with asyncio.timeout(PATIENCE_SEC):
-        while server.pid is None:  # noqa: ASYNC110 - the server does not report that it was spawned
-            await asyncio.sleep(0.01)
-    leader = server.pid
-    watching = asyncio.ensure_future(server.monitor())
-    try:
-        await _until_engine_runs(leader)
-        os.kill(_engines(leader)[0], signal.SIGKILL)
-        with pytest.raises(TrainingServerError, match="before it was ready"):
-            await starting
-        with pytest.raises(TrainingServerError, match="ended by itself"):
-            await watching
-        assert _group(leader) == []
-    finally:
-        await server.stop()
 
 
 async def test_a_cancelled_start_leaves_nothing_and_a_state_dir_has_one_server(model_dir: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def model_dir(tmp_path: Path) -> Path:
 async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> asyncio.subprocess.Process:
     flags = (
         *("--task-dir", task_dir, "--env", "tests.helpers.sandboxes.judged:Judged", "--log-path", log_path),
-        *("--backend", "local", "--model-name", model_dir),
+        *("--backend", "local", "--model-name", model_dir, "--server-timeout-sec", 900),
         # For a policy that knows nothing: each of its messages is typed, so that there is something to learn.
         *("--action-format", "keystrokes", "--terminal-max-wait-sec", 1),  # of these, many are empty: they wait
         *("--renderer-name", "qwen3_instruct", "--lora-rank", 8, "--learning-rate", 0.003, "--seed", 5),

@@ -1,33 +1,18 @@
-"""recipes/train.py as a person runs it: bad flags end at once, and a small run is real to the last file."""
+"""recipes/train.py as a person runs it: bad flags end at once."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harbor_gym import report
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.policies.random_policy import write_random_policy
-from tests.helpers.recipe_runs import SECRETS, expect_refused, run_recipe
+from tests.helpers.recipe_runs import expect_refused, run_recipe
 
 TASK = ROOT / "tasks" / "devops_task"
-
-
-def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "recipes" / "train.py"), *arguments],
-        env={**inherited, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_sec,
-    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +114,14 @@ def test_a_learning_rate_is_a_positive_number(value: str) -> None:
 
 
 def test_as_a_program_too_it_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = train("--task-dir", str(TASK), "--env", "dokcer", "--log-path", str(tmp_path / "run"))
+    flags = ("--task-dir", TASK, "--env", "dokcer", "--log-path", tmp_path / "run")
+    done = subprocess.run(
+        [sys.executable, ROOT / "recipes/train.py", *flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean docker" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -168,39 +160,3 @@ def test_help_lists_every_flag_of_the_documented_command() -> None:
         *("zero-reward-on-limit", "kl-penalty-coef"),
     )
     assert [flag for flag in documented if f"--{flag}" not in shown] == []
-
-
-@pytest.mark.server
-@pytest.mark.local
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.usefixtures("nothing_left")
-def test_a_small_run_is_real_to_the_last_file(tmp_path: Path) -> None:
-    for engine in ("server", "tinker", "local"):
-        require_engine(engine)
-    log_path = tmp_path / "run"
-    done = train(
-        *("--task-dir", str(TASK), "--env", "local", "--backend", "local"),
-        *("--model-name", str(write_random_policy(tmp_path / "model")), "--renderer-name", "qwen3_instruct"),
-        *("--group-size", "2", "--num-batches", "2", "--max-turns", "3", "--save-every", "1", "--eval-every", "2"),
-        *("--log-path", str(log_path)),
-        timeout_sec=1200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == f"run folder: {log_path}"
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("batch ")] == ["1/2", "2/2"]
-    batches = report.read_metrics(log_path / "metrics.jsonl")
-    assert [batch["step"] for batch in batches] == [0, 1]
-    for batch in batches:
-        assert batch["env/all/total_episodes"] == 2
-        assert batch["env/all/time/sandbox_start_sec"] > 0
-        assert batch["env/all/time/verifier_sec"] > 0
-        assert batch["env/all/infra/lost"] == 0
-    assert [task["name"] for task in json.loads((log_path / "tasks.json").read_text())["tasks"]] == [TASK.name]
-    assert (log_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    transcripts = [json.loads(path.read_text()) for path in (log_path / "transcripts" / "train").rglob("*.json")]
-    assert len(transcripts) == 4
-    assert all(transcript["reward"] is not None and transcript["turns"] for transcript in transcripts)
-    assert list((log_path / "transcripts" / "test").rglob("*.json")), "the evaluation's episodes are kept as well"
-    checkpoints = [json.loads(line) for line in (log_path / "checkpoints.jsonl").read_text().splitlines()]
-    assert checkpoints[-1]["state_path"].startswith("tinker://")
