@@ -78,7 +78,8 @@ def test_a_machine_that_refuses_criu_is_told() -> None:
 
 
 def _criu(**variables: str) -> dict[str, Any]:
-    done = run("doctor", "--env", "local", "--json", **variables)  # this process remembers which programs it found
+    # With another PATH in a process of its own: each remembers which programs it found.
+    done = (run if variables else run_here)("doctor", "--env", "local", "--json", **variables)
     (found,) = (item for item in json.loads(done.stdout)["findings"] if item["what"] == "criu")
     return found
 
