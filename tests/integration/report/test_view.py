@@ -101,14 +101,14 @@ CURVES = "[...document.querySelector('.curves').children].map(curve => curve.get
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("kind", ["live", "file"])
-async def test_a_wide_window_has_both_curves_side_by_side(page: Page, run_dir: Path, kind: str) -> None:
+async def test_a_wide_window_has_both_curves_side_by_side(page: Page, run_dir: Path) -> None:
     with Viewer([run_dir], port=0) as viewer:
-        await opened(page, viewer.url if kind == "live" else write_page(run_dir).path.as_uri(), 4)
-        await page.wait_for("[...document.querySelectorAll('.curves img')].every(image => image.complete)")
-        tops = await page.run(CURVES)
-    assert len(tops) == 2
-    assert tops[0] == tops[1]
+        for url in (viewer.url, write_page(run_dir).path.as_uri()):
+            await opened(page, url, 4)
+            await page.wait_for("[...document.querySelectorAll('.curves img')].every(image => image.complete)")
+            tops = await page.run(CURVES)
+            assert len(tops) == 2, url
+            assert tops[0] == tops[1], url
 
 
 @pytest.mark.browser
@@ -178,27 +178,27 @@ async def test_filters_order_links_and_speeds(page: Page, run_dir: Path) -> None
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("kind", ["live", "file"])
-async def test_an_episode_shows_the_command_that_plays_on(page: Page, tmp_path: Path, kind: str) -> None:
+async def test_an_episode_shows_the_command_that_plays_on(page: Page, tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "it's a run", [1.0])
     settings = {"action_format": "terminus-json-plain"}
     write_episode(run_dir, 1, 2, reward=0.0, settings=settings)
     write_episode(run_dir, 1, 3, reward=0.0, settings=settings | {"action_format": "bash-tool"})
     command = "document.querySelector('.detail p code')?.textContent"
     with Viewer([run_dir], port=0) as viewer:
-        await opened(page, viewer.url if kind == "live" else write_page(run_dir).path.as_uri(), 3)
-        assert await page.run(command) is None, "no settings, nothing to go on from"
-        await page.press("j")
-        await page.wait_for(f"{command}?.endsWith(' --turn 1')")
-        words = shlex.split(await page.run(command))
-        place = run_dir if kind == "live" else Path(run_dir.name)
-        name = "train/batch_0001/group_1/episode_002"
-        assert words == ["harbor-gym", "play", "--from", f"{place}/{name}", "--turn", "1"]
-        await page.press("n")
-        await page.wait_for(f"{command}.endsWith(' --turn 0')")
-        await page.press("j")
-        await page.wait_for(f"{TITLE}.includes('episode 3')")
-        assert await page.run(command) is None, "play has no such format"
+        for url in (viewer.url, write_page(run_dir).path.as_uri()):
+            await opened(page, url, 3)
+            assert await page.run(command) is None, "no settings, nothing to go on from"
+            await page.press("j")
+            await page.wait_for(f"{command}?.endsWith(' --turn 1')")
+            words = shlex.split(await page.run(command))
+            place = run_dir if url == viewer.url else Path(run_dir.name)
+            name = "train/batch_0001/group_1/episode_002"
+            assert words == ["harbor-gym", "play", "--from", f"{place}/{name}", "--turn", "1"]
+            await page.press("n")
+            await page.wait_for(f"{command}.endsWith(' --turn 0')")
+            await page.press("j")
+            await page.wait_for(f"{TITLE}.includes('episode 3')")
+            assert await page.run(command) is None, "play has no such format"
 
 
 @pytest.mark.browser
@@ -215,22 +215,20 @@ async def test_new_episodes_appear_and_what_was_chosen_stays(page: Page, run_dir
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("kind", ["live", "file"])
-async def test_two_runs_have_one_chart_a_quantity_with_their_names(
-    page: Page, run_dir: Path, tmp_path: Path, kind: str
-) -> None:
+async def test_two_runs_have_one_chart_a_quantity_with_their_names(page: Page, run_dir: Path, tmp_path: Path) -> None:
     runs = [run_dir, write_run(tmp_path / "elsewhere" / "run", [0.0, 1.0])]
     drawn = run_curves(runs)
     assert [drawing.count("<polyline") for drawing in drawn] == [2, 2]
     assert all(f">{name}<" in drawing for name in distinct_names(runs) for drawing in drawn)
     with Viewer(runs, port=0) as viewer:
-        await opened(page, viewer.url if kind == "live" else write_page(runs).path.as_uri(), 6)
-        await page.wait_for("[...document.querySelectorAll('.curves img')].every(image => image.naturalWidth)")
-        sizes = await page.run(
-            "[...document.querySelector('.curves').children].map(node => node.getBoundingClientRect().width)"
-        )
-    assert len(sizes) == 2
-    assert sizes[0] == sizes[1]
+        for url in (viewer.url, write_page(runs).path.as_uri()):
+            await opened(page, url, 6)
+            await page.wait_for("[...document.querySelectorAll('.curves img')].every(image => image.naturalWidth)")
+            sizes = await page.run(
+                "[...document.querySelector('.curves').children].map(node => node.getBoundingClientRect().width)"
+            )
+            assert len(sizes) == 2, url
+            assert sizes[0] == sizes[1], url
 
 
 @pytest.mark.browser
