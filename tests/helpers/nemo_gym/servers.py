@@ -23,7 +23,7 @@ HEAD_PORT = 11000
 START_TIMEOUT_SEC, RUN_TIMEOUT_SEC, STOP_TIMEOUT_SEC = 900.0, 900.0, 60.0
 _READY = "servers ready!"
 """Before that, the log counts: "2 / 5 servers ready."."""
-_WATCH_SEC = 0.2
+_WATCH_SEC = 0.5
 _SERVERS = (
     "responses_api_agents/harbor_gym_agent",
     "responses_api_models/vllm_model",

@@ -1,4 +1,4 @@
-"""Real ``gym env start`` and ``gym eval run``, 36 rollouts on each kind of sandbox, every way to fail among them.
+"""Real ``gym env start`` and ``gym eval run``, 18 rollouts on each kind of sandbox, every way to fail among them.
 
 One run has them all, since the servers take most of its time: tasks have an alias for each kind, Terminus-2 a server.
 """
@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-REPEATS = 4
+REPEATS = 2
 MAX_CONTEXT_TOKENS = 30_000
 LATE = message("sleep 2\n", duration=5.0)
 SECOND = PASS_IF_DONE.replace("answer", "second")
@@ -230,7 +230,7 @@ def rollout_text(*answers: str) -> str:
 
 
 async def test_every_row_came_back(run: Run) -> None:
-    assert len(run.rows) == REPEATS * len(ROWS) == 36
+    assert len(run.rows) == REPEATS * len(ROWS) == 18
     assert (run.folder / "rollouts_failures.jsonl").read_text() == ""
     assert all(row["response"]["output"] and row["tokens_contiguous"] == 1 for row in run.rows)
 
@@ -280,7 +280,7 @@ async def test_prompts_are_those_of_the_engine(run: Run) -> None:
     """Token by token: a row trains on the engine's own prompts, and nothing was rendered anew."""
     prompted = {tuple(exchange.prompt) for exchange in run.engine.exchanges}
     items = [item for row in run.rows for item in row["response"]["output"] if item.get("prompt_token_ids", [0]) != [0]]
-    assert len(items) > 50
+    assert len(items) > 25
     assert all(tuple(item["prompt_token_ids"]) in prompted for item in items)
 
 
