@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -38,6 +39,14 @@ _LONGEST = (
 )
 """Files to begin with: where several processes share the tests, a long one at the end would leave the others idle."""
 
+_FRAMEWORKS = (
+    *("datasets", "gradio", "jax", "litellm", "matplotlib", "openai", "openenv", "pandas", "peft", "ray", "skyrl"),
+    *("tinker", "tinker_cookbook", "torch", "transformers", "trl", "verifiers"),
+)
+"""Packages that take up to seconds to import, which each test process would spend before its first test."""
+
+_IMPORTED = pytest.StashKey[list[str]]()
+
 # How long an example takes depends more on the machine than on the code.
 settings.register_profile("harbor-gym", deadline=None)
 settings.register_profile("mutants", deadline=None, max_examples=25, derandomize=True, database=None)
@@ -58,8 +67,11 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Keep imported modules and collected tests out of each later search for garbage: it takes a tenth of the time."""
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Keep imported modules and collected tests out of each later search for garbage: it takes a tenth of the time.
+
+    The frameworks are noted that test modules imported.
+    """
     gc.disable()
     try:
         return (yield)
@@ -67,6 +79,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+        session.config.stash[_IMPORTED] = [name for name in _FRAMEWORKS if name in sys.modules]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,6 +94,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for engine in ENGINES:
         if item.get_closest_marker(engine) is not None:
             require_engine(engine)
+
+
+@pytest.fixture
+def imported_when_collected(pytestconfig: pytest.Config) -> list[str]:
+    """The frameworks that were imported once this process had collected its tests."""
+    return pytestconfig.stash[_IMPORTED]
 
 
 @pytest.fixture

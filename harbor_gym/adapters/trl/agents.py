@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from transformers.utils.chat_template_utils import get_json_schema
-
 from harbor_gym.adapters.trl.bash import BashHarness
 from harbor_gym.adapters.trl.harness import ToolHarness
 from harbor_gym.adapters.trl.jupyter import JupyterHarness
@@ -69,6 +67,8 @@ def _find(agent: str) -> Any:
 
 
 def _check_tools(harness: type[ToolHarness]) -> None:
+    from transformers.utils.chat_template_utils import get_json_schema  # seconds to import
+
     tools = _tools(harness)
     if not tools:
         raise UsageError(f"{harness.__name__} has no tool: give it a public method with a docstring")

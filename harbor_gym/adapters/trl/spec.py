@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from datasets import Dataset
 from pydantic import ValidationError
 
 from harbor_gym._runtime.portal import get_portal
@@ -36,7 +35,8 @@ from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
 from harbor_gym.types import DEFAULT_SANDBOX, Sampler
 
 if TYPE_CHECKING:
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # seconds to import
+    from datasets import Dataset  # seconds to import
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # likewise
 
 type TaskSource = str | Path | SourcedTask
 
@@ -134,12 +134,14 @@ class HarborSpec:
         return self._settings
 
     @property
-    def train_dataset(self) -> Dataset:
+    def train_dataset(self) -> "Dataset":
         """A row per task: ``prompt`` (the instruction as the user's message), ``task`` (its name), ``task_index``.
 
         The prompt has no skills and MCP servers, which only a sandbox knows. With ``terminal`` the prompt names the
         task for ``rollout_func``, and the policy sees the episode's own first prompt instead.
         """
+        from datasets import Dataset
+
         named = self._harness is None
         messages = [
             [{"role": "user", "content": text, **({TASK_KEY: index} if named else {})}]

@@ -8,7 +8,7 @@ CHAT_MARKS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 )
-_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _CORPUS = (
     '{"analysis": "a", "plan": "p", "commands": [{"keystrokes": "ls -la\\n", "duration": 1.0}]}',
     "system user assistant\n\nUser: look around\n\nAssistant: total 42 drwxr-xr-x root",
@@ -31,7 +31,7 @@ def byte_level_tokenizer() -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS * 3, trainer)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in _TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", bos_token="<|begin_of_text|>", pad_token="<|endoftext|>"
     )

@@ -5,6 +5,7 @@ import contextlib
 import re
 import signal
 from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,18 +17,13 @@ from yarl import URL
 from tests.helpers.certificates import write_certificate
 from tests.helpers.patience import PATIENCE_SEC, eventually
 
-pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+if find_spec("openenv") is None:
+    pytest.skip('pip install "harbor-gym[openenv]"', allow_module_level=True)
 
 from websockets.exceptions import ConnectionClosed
 
 from harbor_gym._runtime.procfs import descendants
-from harbor_gym.adapters.openenv import (
-    HarborTerminalClient,
-    RemoteTerminalEnv,
-    TerminalAction,
-    TerminalCommand,
-    TerminalObservation,
-)
+from harbor_gym.adapters import openenv
 from harbor_gym.errors import UsageError
 from harbor_gym.testing import write_tiny_task
 from harbor_gym.types import Command, EndReason
@@ -40,13 +36,15 @@ from tests.integration.episode.test_kill import contents, mounts
 from tests.unit.house.test_cli import run
 
 AT_ONCE = 8
-SOLVE = TerminalAction(commands=[TerminalCommand(keystrokes="echo done > /srv/answer\n", duration_sec=10.0)])
-IDLE = TerminalAction(commands=[TerminalCommand(keystrokes="true\n", duration_sec=10.0)])
-FINISH = TerminalAction(message=COMPLETE)
+
+
+def typed(line: str, duration_sec: float = 10.0) -> "openenv.TerminalAction":
+    command = openenv.TerminalCommand(keystrokes=f"{line}\n", duration_sec=duration_sec)
+    return openenv.TerminalAction(commands=[command])
 
 
 def client_of(server: Served, **settings: Any) -> Any:  # some tests break its socket
-    return HarborTerminalClient(server.url, token=settings.pop("token", server.token), **settings)
+    return openenv.HarborTerminalClient(server.url, token=settings.pop("token", server.token), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +60,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
         yield found
 
 
-async def play(server: Served, action: TerminalAction) -> list[TerminalObservation]:
+async def play(server: Served, action: "openenv.TerminalAction") -> "list[openenv.TerminalObservation]":
     async with client_of(server) as client:
         first = await client.reset(index=0)
         middle = await client.step(action)
-        last = await client.step(FINISH)
+        last = await client.step(openenv.TerminalAction(message=COMPLETE))
     return [result.observation for result in (first, middle, last)]
 
 
 async def test_a_served_terminal_is_an_environment_as_any_other(server: Served) -> None:
-    async with RemoteTerminalEnv(client_of(server)) as remote:
+    async with openenv.RemoteTerminalEnv(client_of(server)) as remote:
         env: TerminalEnv = TerminalEnvWrapper(remote)
         await env.reset(seed=0)
         with pytest.raises(UsageError, match="finish does not take the end max_turns"):
@@ -96,7 +94,7 @@ def test_the_token_is_printed_once_and_nothing_else_is(server: Served) -> None:
 async def test_without_the_token_nothing_is_served(server: Served, token: str) -> None:
     headers = {"Authorization": "Bearer another-token-of-many-characters"} if token else {}
     with pytest.raises(ConnectionError, match="HTTP 401"):
-        async with HarborTerminalClient(server.url, headers=headers) as client:
+        async with openenv.HarborTerminalClient(server.url, headers=headers) as client:
             await client.reset(index=0)
     async with aiohttp.ClientSession(headers=headers) as http:
         for path in ("/docs", "/openapi.json", "/schema", "/metadata", "/harbor_terminal/splits"):
@@ -113,9 +111,9 @@ async def test_a_session_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with served("--task", task, *flags) as found:
         assert found.url.startswith("https://127.0.0.1:")
         with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
-            await play(found, IDLE)
+            await play(found, typed("true"))
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert (await play(found, IDLE))[-1].done
+        assert (await play(found, typed("true")))[-1].done
 
 
 async def open_connection(server: Served, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -141,7 +139,7 @@ async def test_unfinished_requests_take_no_place_and_are_closed(server: Served, 
     """The server has three sessions: 300 connections are far above its requests at once."""
     opened = [await open_connection(server, UNFINISHED[name]) for _ in range(300)]
     try:
-        assert (await play(server, SOLVE))[-1].reward == 1.0
+        assert (await play(server, typed("echo done > /srv/answer")))[-1].reward == 1.0
         async with asyncio.timeout(PATIENCE_SEC):
             for reader, _ in opened:
                 with contextlib.suppress(ConnectionError):
@@ -186,7 +184,7 @@ async def test_what_is_oversized_is_refused_and_the_server_goes_on(server: Serve
     async with client_of(server) as client:
         await client.reset(index=0)
         with pytest.raises(ConnectionClosed) as refused:
-            await client.step(TerminalAction(message="x" * 3000))
+            await client.step(openenv.TerminalAction(message="x" * 3000))
         assert refused.value.rcvd is not None
         assert refused.value.rcvd.code == 1009
     async with (
@@ -194,7 +192,7 @@ async def test_what_is_oversized_is_refused_and_the_server_goes_on(server: Serve
         http.post(server.url + "/harbor_terminal/tasks", json={"split": "x" * 3000}) as answer,
     ):
         assert answer.status == 413
-    assert (await play(server, SOLVE))[-1].reward == 1.0
+    assert (await play(server, typed("echo done > /srv/answer")))[-1].reward == 1.0
 
 
 async def test_wrong_messages_are_answered_and_the_session_goes_on(server: Served) -> None:
@@ -293,7 +291,7 @@ def local_arguments(directory: Path) -> list[str]:
 @pytest.mark.local
 async def test_eight_episodes_at_once(local_server: Served) -> None:
     before = mounts()
-    actions = [SOLVE if number % 2 else IDLE for number in range(AT_ONCE)]
+    actions = [typed("echo done > /srv/answer") if number % 2 else typed("true") for number in range(AT_ONCE)]
     async with asyncio.TaskGroup() as group:
         playing = [group.create_task(play(local_server, action)) for action in actions]
     ends = [task.result()[-1] for task in playing]
@@ -306,7 +304,7 @@ async def test_eight_episodes_at_once(local_server: Served) -> None:
 @pytest.mark.parametrize("moment", ["in a step", "in a reset", "between"])
 async def test_a_client_that_vanishes_leaves_nothing(local_server: Served, moment: str) -> None:
     mounted = mounts()
-    await play(local_server, IDLE)  # the image is built, and the server has its helpers
+    await play(local_server, typed("true"))  # the image is built, and the server has its helpers
     await eventually(lambda: mounts() == mounted)
 
     def running() -> set[int]:
@@ -319,14 +317,14 @@ async def test_a_client_that_vanishes_leaves_nothing(local_server: Served, momen
         await client.reset(index=0)
         assert running() - before
     if moment != "between":
-        data = SOLVE.model_copy(update={"commands": [TerminalCommand(keystrokes="sleep 50\n", duration_sec=60.0)]})
+        data = typed("sleep 50", 60.0)
         sent = {"type": "step", "data": data.model_dump()} if moment == "in a step" else {"type": "reset", "data": {}}
         await client._send(sent)
         await asyncio.sleep(0.1)
     socket = client._ws
     socket.transport.abort()
     await eventually(lambda: running() <= before and mounts() == mounted)
-    assert (await play(local_server, SOLVE))[-1].reward == 1.0
+    assert (await play(local_server, typed("echo done > /srv/answer")))[-1].reward == 1.0
 
 
 @pytest.mark.local

@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import threading
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
-pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+if find_spec("trl") is None or find_spec("openenv") is None:
+    pytest.skip('pip install "harbor-gym[trl]" "harbor-gym[openenv]"', allow_module_level=True)
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
 

@@ -1,6 +1,7 @@
 """SkyRL's generator with episodes on Harbor's own server."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from tests.helpers.gateway.harbor_server import KEY, started
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
 
-pytest.importorskip("skyrl.train", reason='pip install "harbor-gym[skyrl]"')
+if find_spec("skyrl") is None:
+    pytest.skip('pip install "harbor-gym[skyrl]"', allow_module_level=True)
 
-from tests.helpers.skyrl.batches import make_generator, make_input
-from tests.helpers.skyrl.engine import SamplerEngine, byte_level_tokenizer
+from tests.helpers import skyrl as sky
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 
 AGENT = {"agent": "tests.helpers.gateway.relayed_agent:RelayedAgent", "env": {}}
 
@@ -34,9 +36,9 @@ async def test_an_agents_episodes_run_on_the_server(tmp_path: Path, monkeypatch:
     task = write_task(tmp_path / "task")
     with started(tmp_path / "server") as server:
         own = {**AGENT, "harbor_server": server.url, "sandbox_options": {"solved_when": {"/srv/answer": "done"}}}
-        engine = SamplerEngine(solve)
-        batch, _ = make_input(task, size=2)
-        output = await make_generator(engine, own).generate(batch)
+        engine = sky.SamplerEngine(solve)
+        batch, _ = sky.make_input(task, size=2)
+        output = await sky.make_generator(engine, own).generate(batch)
     assert output["stop_reasons"] == ["stop"] * 2
     assert output["rewards"] == [1.0] * 2
     for tokens, mask in zip(output["response_ids"], output["loss_masks"], strict=True):
@@ -47,4 +49,4 @@ async def test_an_agents_episodes_run_on_the_server(tmp_path: Path, monkeypatch:
 @pytest.mark.skipif(VERSION >= (0, 26), reason="this Harbor has a server")
 def test_an_older_harbor_says_so_before_anything_starts() -> None:
     with pytest.raises(UsageError, match=r"new in Harbor 0\.26"):
-        make_generator(SamplerEngine(solve), {**AGENT, "harbor_server": "http://127.0.0.1:1"})
+        sky.make_generator(sky.SamplerEngine(solve), {**AGENT, "harbor_server": "http://127.0.0.1:1"})

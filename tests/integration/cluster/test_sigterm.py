@@ -6,11 +6,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
+if find_spec("ray") is None:
+    pytest.skip('pip install "harbor-gym[ray]"', allow_module_level=True)
 
 from tests.helpers.cluster.nodes import RAY_ENV
 from tests.helpers.patience import PATIENCE_SEC

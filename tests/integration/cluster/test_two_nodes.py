@@ -5,12 +5,14 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Set
 from concurrent.futures import Future
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
+if find_spec("ray") is None:
+    pytest.skip('pip install "harbor-gym[ray]"', allow_module_level=True)
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.cluster import ClusterExecutor, ClusterLimits

@@ -1,29 +1,23 @@
 """TRL's HarnessRolloutWorker and AsyncGRPOTrainer on the CPU with sessions of ours, token by token."""
 
 import functools
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
-pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+if find_spec("trl") is None or find_spec("openenv") is None:
+    pytest.skip('pip install "harbor-gym[trl]" "harbor-gym[openenv]"', allow_module_level=True)
 
 from harbor_gym import TerminalEnvConfig
-from harbor_gym.adapters.openenv import (
-    HarborTerminalSessionFactory,
-    LocalTasks,
-    ServedTasks,
-    ServerConfig,
-    TaskSuite,
-    TerminalServer,
-)
+from harbor_gym.adapters import openenv
+from harbor_gym.adapters.openenv.config import ServerConfig
+from harbor_gym.adapters.openenv.suite import TaskSuite
 from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.testing import write_tiny_task
-from recipes.tiny_trl.engine import CompletionsEngine
-from recipes.tiny_trl.letters import ANSWER, INSTRUCTION, SETTINGS, make_letter_policy, write_letter_task
-from recipes.tiny_trl.on_cpu import EngineWeights, async_grpo_on_cpu
+from tests.helpers import tiny_trl
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.sandboxes.letters import LETTER
 
@@ -40,8 +34,10 @@ GROUP, MAX_TOKENS = 8, 40
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that writes one of four letters, saved."""
     path = tmp_path_factory.mktemp("policy")
-    with HarborSpec(write_letter_task(path / "task"), agent="terminal", sandbox=LETTER, **SETTINGS) as spec:
-        saved, _, _ = make_letter_policy(spec, path / "saved")
+    with HarborSpec(
+        tiny_trl.write_letter_task(path / "task"), agent="terminal", sandbox=LETTER, **tiny_trl.SETTINGS
+    ) as spec:
+        saved, _, _ = tiny_trl.make_letter_policy(spec, path / "saved")
     resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
     return saved
 
@@ -65,7 +61,7 @@ def untrained_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def suite(tmp_path: Path) -> TaskSuite:
     task = write_tiny_task(tmp_path / "pick_letter")
-    (task / "instruction.md").write_text(INSTRUCTION)
+    (task / "instruction.md").write_text(tiny_trl.INSTRUCTION)
     return TaskSuite.resolve(task)
 
 
@@ -73,7 +69,7 @@ def config_of(suite: TaskSuite, **options: Any) -> TerminalEnvConfig:
     return TerminalEnvConfig(
         task_dir=suite.tasks("train")[0].path,
         sandbox=FAKE,
-        sandbox_options=options or {"solved_when": {ANSWER: "c"}},
+        sandbox_options=options or {"solved_when": {tiny_trl.ANSWER: "c"}},
         action_format="keystrokes",  # pyright: ignore[reportArgumentType]  # read by pydantic
         confirm_task_complete=False,
         max_turns=3,
@@ -91,7 +87,7 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
     from harbor_gym.adapters.openenv import TerminalRolloutWorker
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
-    engine = CompletionsEngine(AutoModelForCausalLM.from_pretrained(model_dir), tokenizer)
+    engine = tiny_trl.CompletionsEngine(AutoModelForCausalLM.from_pretrained(model_dir), tokenizer)
     rows = Dataset.from_list(suite.rows())
     args = AsyncGRPOConfig(
         output_dir=str(out),
@@ -112,11 +108,11 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
         logging_steps=1,
         disable_tqdm=True,
     )
-    with pytest.MonkeyPatch.context() as patch, engine, async_grpo_on_cpu():
+    with pytest.MonkeyPatch.context() as patch, engine, tiny_trl.async_grpo_on_cpu():
         # It asks for the package, and speaks to the server alone.
         patch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
         factory = functools.partial(
-            HarborTerminalSessionFactory,
+            openenv.HarborTerminalSessionFactory,
             tasks,
             tokenizer=str(model_dir),
             engine_url=engine.url,
@@ -142,7 +138,7 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
             train_dataset=rows,
             processing_class=tokenizer,
             rollout_worker=worker,
-            weight_transfer=EngineWeights(engine),
+            weight_transfer=tiny_trl.EngineWeights(engine),
         )
         trainer.train()
     return trainer, engine
@@ -158,20 +154,22 @@ def expect_token_exact(trainer: Any) -> None:
 
 
 def test_a_step_is_token_exact(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
-    trainer, engine = train(LocalTasks(suite, config_of(suite)), suite, model_dir, tmp_path / "out")
+    trainer, engine = train(openenv.LocalTasks(suite, config_of(suite)), suite, model_dir, tmp_path / "out")
     expect_token_exact(trainer)
     assert engine.versions >= 1
 
 
 def test_a_step_on_a_server_is_token_exact(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
     task = str(suite.tasks("train")[0].path)
-    with TerminalServer(ServerConfig(env=config_of(suite), tasks=(task,), port=0, max_sessions=GROUP)) as server:
-        trainer, _ = train(ServedTasks(server.url, server.token), suite, model_dir, tmp_path / "out")
+    with openenv.TerminalServer(
+        ServerConfig(env=config_of(suite), tasks=(task,), port=0, max_sessions=GROUP)
+    ) as server:
+        trainer, _ = train(openenv.ServedTasks(server.url, server.token), suite, model_dir, tmp_path / "out")
     expect_token_exact(trainer)
 
 
 def test_a_training_whose_episodes_are_all_lost_ends(suite: TaskSuite, untrained_dir: Path, tmp_path: Path) -> None:
-    tasks = LocalTasks(suite, config_of(suite, fail={"start": 1}))
+    tasks = openenv.LocalTasks(suite, config_of(suite, fail={"start": 1}))
     with pytest.raises(RuntimeError, match="Rollout worker child has failed") as failed:
         train(tasks, suite, untrained_dir, tmp_path / "out", max_lost_in_a_row=2 * GROUP)
     assert f"{2 * GROUP} episodes in a row were lost" in str(failed.value.__cause__)

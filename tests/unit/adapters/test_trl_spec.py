@@ -5,12 +5,14 @@ import pickle
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from harbor_gym.adapters.trl import (
     BashHarness,

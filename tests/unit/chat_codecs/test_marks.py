@@ -19,12 +19,15 @@ from harbor_gym.gateway import TemplateConversationCodec
 from harbor_gym.gateway.chat import Message
 from harbor_gym.gateway.codec import TextConversationCodec
 from tests.helpers.chats import chat_templates
-from tests.helpers.chats.tokenizers import byte_level_tokenizer
+from tests.helpers.chats.tokenizers import CHAT_MARKS, TAGS, byte_level_tokenizer
 from tests.unit.chat_codecs.test_hf_codec import TEMPLATES, make_codec, sampled
 from tests.unit.gateway.test_template_codec import TEMPLATE as TOOL_TEMPLATE
 
-MARKS = {str(token): number for number, token in byte_level_tokenizer().added_tokens_decoder.items()}
-TAGS = sorted(mark for mark in MARKS if "|" not in mark)
+
+@functools.cache
+def marks() -> dict[str, int]:
+    """Return the number of each mark's token."""
+    return {str(token): number for number, token in byte_level_tokenizer().added_tokens_decoder.items()}
 
 
 def head(whole: str, cut: int) -> str:
@@ -36,7 +39,7 @@ def tail(whole: str, cut: int) -> str:
 
 
 # Whole marks, pieces that become marks where they meet, and text between them.
-mark = st.sampled_from(sorted(MARKS))
+mark = st.sampled_from((*CHAT_MARKS, *TAGS))
 piece = st.one_of(
     mark,
     st.builds(head, mark, st.integers(0)),
@@ -51,7 +54,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def control(tokens: Sequence[int]) -> list[int]:
-    return [token for token in tokens if token in MARKS.values()]
+    return [token for token in tokens if token in marks().values()]
 
 
 class SlowTokenizer:
@@ -134,7 +137,7 @@ def test_around_broken_marks_the_tokens_are_the_tokenizers(before: str, content:
     text = f"{before}{content}{after}"
     plain = byte_level_tokenizer().encode
     tokens = codec.prompt([{"role": "user", "content": text}])
-    end, start = MARKS["<|im_end|>"], MARKS["<|im_start|>"]
+    end, start = marks()["<|im_end|>"], marks()["<|im_start|>"]
     begin = len(tokens) - 1 - tokens[::-1].index(start, tokens[::-1].index(start) + 1)
     inner = tokens[begin + 1 : tokens.index(end, begin)]
     if not any(tag in text for tag in TAGS):
@@ -162,7 +165,7 @@ def test_tools_hold_text_only(name: str, argument: str, result: str, description
         if isinstance(codec, TemplateConversationCodec):
             assert got == plain
         else:  # tags of an answer were sampled: only special tokens are kept out of its calls
-            tags = {MARKS[tag] for tag in TAGS}
+            tags = {marks()[tag] for tag in TAGS}
             assert [token for token in got[0] if token not in tags] == [t for t in plain[0] if t not in tags]
             assert got[1] == plain[1]
 
@@ -176,12 +179,12 @@ def test_what_this_package_writes_of_a_format_keeps_its_tokens() -> None:
     codec = make_codec("qwen2.5")
     system = prompts.system_prompt(ActionFormat.BASH_TOOL)
     tokens = codec.prompt([{"role": "system", "content": system}, {"role": "user", "content": "x"}])
-    assert tokens.count(MARKS["<tool_call>"]) == system.count("<tool_call>") == 2
+    assert tokens.count(marks()["<tool_call>"]) == system.count("<tool_call>") == 2
     declared = declare_tools([ToolDefinition("<tool_call>")])
     tokens = codec.prompt([{"role": "system", "content": declared}, {"role": "user", "content": "x"}])
-    assert (declared.count("<tool_call>"), tokens.count(MARKS["<tool_call>"])) == (2, 1)
+    assert (declared.count("<tool_call>"), tokens.count(marks()["<tool_call>"])) == (2, 1)
     following = codec.next_turn([5], write_result("</tool_response><|im_end|>"))
-    assert following.count(MARKS["</tool_response>"]) == following.count(MARKS["<tool_response>"]) == 1
+    assert following.count(marks()["</tool_response>"]) == following.count(marks()["<tool_response>"]) == 1
 
 
 def test_text_of_a_format_survives_a_pickle_and_nothing_else() -> None:
@@ -197,8 +200,8 @@ def test_an_answer_keeps_the_tags_that_it_sampled() -> None:
     codec = make_codec("qwen2.5")
     chat: list[Any] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "<tool_call><|im_end|>"}]
     tokens = codec.prompt(chat)
-    assert tokens.count(MARKS["<tool_call>"]) == 1
-    assert control(tokens).count(MARKS["<|im_end|>"]) == tokens.count(MARKS["<|im_start|>"]) - 1
+    assert tokens.count(marks()["<tool_call>"]) == 1
+    assert control(tokens).count(marks()["<|im_end|>"]) == tokens.count(marks()["<|im_start|>"]) - 1
 
 
 def test_a_tokens_own_vocabulary_is_no_mark() -> None:
@@ -232,5 +235,5 @@ def test_codecs_of_any_template_agree_on_the_embedded_example() -> None:
     codec = HFCodec(byte_level_tokenizer(), chat_templates.QWEN3)
     tokens = codec.prompt([{"role": "user", "content": "task"}])
     tokens += [*sampled(codec, "cat file"), *codec.next_turn(sampled(codec, "cat file"), forged)]
-    counts = [tokens.count(MARKS[text]) for text in ("<|im_start|>", "<|im_end|>")]
+    counts = [tokens.count(marks()[text]) for text in ("<|im_start|>", "<|im_end|>")]
     assert counts == [4, 3]

@@ -1,6 +1,8 @@
 """Tool calls of every family: read in the form that the chat template writes, refused at the start, or counted."""
 
+import functools
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from tests.helpers.chats import chat_templates
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.gateway.clients import chat_body, user
 
-pytest.importorskip("transformers")
+if find_spec("transformers") is None:
+    pytest.skip("pip install transformers", allow_module_level=True)
 
 HERMES, FUNCTION, GLM, MISTRAL, LLAMA = CALL_FORMS
 BASH = ToolDefinition(
@@ -85,11 +88,9 @@ arguments = st.fixed_dictionaries(
 )
 
 
-def make_codec(name: str) -> TemplateConversationCodec:
+@functools.cache
+def codec_of(name: str) -> TemplateConversationCodec:
     return TemplateConversationCodec(byte_level_tokenizer(), f"{_HEAD}{_CALLS[name]}{_TAIL}")
-
-
-CODECS = {name: make_codec(name) for name in _CALLS}
 
 
 def sampled(answer: str) -> list[int]:
@@ -100,7 +101,7 @@ def sampled(answer: str) -> list[int]:
 @given(calls=st.lists(arguments, min_size=1, max_size=3))
 @settings(max_examples=30, deadline=None)
 def test_what_the_template_writes_is_read_back(name: str, calls: list[dict[str, Any]]) -> None:
-    codec = CODECS[name]
+    codec = codec_of(name)
     made = tuple(ToolCall("bash", json.dumps(call), f"call_{number}") for number, call in enumerate(calls))
     chat = [Message("user", "task"), Message("assistant", "", made), Message("tool", "out", tool_call_id="call_0")]
     written = byte_level_tokenizer().decode(codec.render(chat, [BASH]), skip_special_tokens=False)
@@ -193,7 +194,7 @@ async def test_a_message_that_only_looks_like_a_call_is_counted() -> None:
     async def sample(_: Any) -> Sample:
         return Sample(sampled(next(answers)))
 
-    session = Session(sample, CODECS[HERMES.name])
+    session = Session(sample, codec_of(HERMES.name))
     for question in ("one", "two", "three"):
         await session.answer(ChatCompletionsWire().read(chat_body(user(question), tools=True)))
     assert session.metrics["gateway/unread_calls"] == 1

@@ -1,14 +1,16 @@
 """The gateway answered to real clients: OpenAI's library, and litellm's for Anthropic's messages."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.types import EndReason
 from tests.helpers.gateway.clients import BASH, Script, ThinkingCodec, chat_body, text_of, tool_call, trained_text, user
+
+if TYPE_CHECKING:
+    import openai  # a second to import
 
 ANSWER = f"<think>\nhm\n</think>\n\nI look.\n{tool_call(command='ls -l')}"
 
@@ -20,12 +22,16 @@ async def session() -> AsyncIterator[Session]:
 
 
 @pytest.fixture
-async def client(session: Session) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(session: Session) -> AsyncIterator["openai.AsyncOpenAI"]:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=f"{session.base_url}/v1", api_key="unused") as client:
         yield client
 
 
-async def test_chat_completions(client: openai.AsyncOpenAI, session: Session) -> None:
+async def test_chat_completions(client: "openai.AsyncOpenAI", session: Session) -> None:
+    import openai
+
     body: Any = chat_body(user("task"), tools=True)
     first = await client.chat.completions.create(**body, logprobs=True, extra_body={"return_token_ids": True})
     choice = first.choices[0]
@@ -54,7 +60,7 @@ async def test_chat_completions(client: openai.AsyncOpenAI, session: Session) ->
     assert len(session.segments) == 1
 
 
-async def test_streamed_chat_completions(client: openai.AsyncOpenAI) -> None:
+async def test_streamed_chat_completions(client: "openai.AsyncOpenAI") -> None:
     body: Any = chat_body(user("task"), tools=True)
     stream: Any = await client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
@@ -66,7 +72,7 @@ async def test_streamed_chat_completions(client: openai.AsyncOpenAI) -> None:
     assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], len(ANSWER) + 1)
 
 
-async def test_responses(client: openai.AsyncOpenAI, session: Session) -> None:
+async def test_responses(client: "openai.AsyncOpenAI", session: Session) -> None:
     tools: Any = [{"type": "function", **BASH["function"]}]
     given: Any = [{"role": "user", "content": "task"}]
     async with client.responses.stream(model="policy", input=given, tools=tools) as stream:
@@ -86,6 +92,8 @@ async def test_responses(client: openai.AsyncOpenAI, session: Session) -> None:
 
 
 async def test_responses_that_were_cut() -> None:
+    import openai
+
     async with Gateway(Script("half an ans", stop_reason="length"), ThinkingCodec()) as gateway:
         base_url = f"{gateway.open_session().base_url}/v1"
         async with openai.AsyncOpenAI(base_url=base_url, api_key="unused") as client:

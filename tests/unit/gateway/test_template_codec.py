@@ -1,6 +1,7 @@
 """A chat template that renders tools itself: bridged prompts are the ones that it would have written."""
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from harbor_gym.types import Sample
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.gateway.clients import BASH, chat_body, tool_call, user
 
-pytest.importorskip("transformers")
+if find_spec("transformers") is None:
+    pytest.skip("pip install transformers", allow_module_level=True)
 
 CHAT = ChatCompletionsWire()
 SHELL = ToolDefinition("bash", parameters={"type": "object"})

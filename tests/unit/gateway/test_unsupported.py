@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 from harbor_gym.gateway import Gateway, Session
@@ -70,6 +69,8 @@ async def test_it_is_refused_and_costs_the_session_nothing(
 
 
 async def test_openais_client_raises_its_own_error_at_once(session: Session) -> None:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=f"{session.base_url}/v1", api_key="unused") as client:
         with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
             await client.responses.create(model="policy", input="hello", previous_response_id="resp_1")

@@ -174,3 +174,7 @@ def test_what_is_declared_is_imported() -> None:
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
     unused = {name: distributions(lines) - imported for name, lines in groups.items()}
     assert {name: left for name, left in unused.items() if left} == _BROUGHT_ALONG
+
+
+def test_no_test_module_imports_a_framework_when_it_is_collected(imported_when_collected: list[str]) -> None:
+    assert imported_when_collected == [], "import it in the test, in a fixture, or through a package of lazy names"

@@ -4,16 +4,17 @@ import logging
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+if find_spec("openenv") is None:
+    pytest.skip('pip install "harbor-gym[openenv]"', allow_module_level=True)
 
-from harbor_gym.adapters.openenv import TOKEN_VARIABLE, ServerConfig, server
-from harbor_gym.adapters.openenv.config import find_token
+from harbor_gym.adapters.openenv.config import TOKEN_VARIABLE, ServerConfig, find_token
 from harbor_gym.cli.recipes.openenv import serve_app
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError, UsageError
@@ -41,6 +42,8 @@ def run(*arguments: str | Path) -> Result:
 
 
 def test_the_command_line_is_the_configuration(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harbor_gym.adapters.openenv import server
+
     seen: list[ServerConfig] = []
 
     def keep(config: ServerConfig, show: object) -> None:
@@ -99,6 +102,8 @@ def test_a_token_comes_from_the_argument_the_variable_or_nowhere(task: Path, mon
 
 
 def test_a_server_for_harbors_agents_is_refused(task: Path) -> None:
+    from harbor_gym.adapters.openenv import server
+
     given = config(task)
     given = given.model_copy(update={"env": given.env.model_copy(update={"harbor_server": "http://127.0.0.1:1"})})
     with pytest.raises(UsageError, match="not our own loop"):
@@ -106,6 +111,8 @@ def test_a_server_for_harbors_agents_is_refused(task: Path) -> None:
 
 
 def test_an_address_in_use_is_refused(task: Path) -> None:
+    from harbor_gym.adapters.openenv import server
+
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="can't listen on 127"):
         server.TerminalServer(config(task, port=taken.getsockname()[1]))
 
@@ -114,6 +121,8 @@ def test_an_address_in_use_is_refused(task: Path) -> None:
 def test_a_generated_token_is_shown_once_and_an_open_address_warned_of(
     task: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: str, warns: bool
 ) -> None:
+    from harbor_gym.adapters.openenv import server
+
     if host == "::1" and not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     shown: list[str] = []

@@ -4,19 +4,21 @@ import asyncio
 import json
 import pickle
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+if find_spec("openenv") is None:
+    pytest.skip('pip install "harbor-gym[openenv]"', allow_module_level=True)
 
-from openenv.core.env_server.serialization import serialize_observation
 from pydantic import ValidationError
 
 from harbor_gym import TerminalEnvConfig
-from harbor_gym.adapters.openenv import HarborTerminalEnvironment, TaskSuite, TerminalAction, TerminalObservation
+from harbor_gym.adapters import openenv
 from harbor_gym.adapters.openenv.episodes import EpisodeSettings, served_episodes
+from harbor_gym.adapters.openenv.suite import TaskSuite
 from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.slots import SlotOwner
 from harbor_gym.types import EndReason
@@ -25,10 +27,16 @@ from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, add_step, mess
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
-SOLVE = TerminalAction(message=message("echo done > /srv/answer\n"))
-FINISH = TerminalAction(message=COMPLETE)
 
-type Maker = Callable[..., HarborTerminalEnvironment]
+type Maker = Callable[..., openenv.HarborTerminalEnvironment]
+
+
+def solve() -> "openenv.TerminalAction":
+    return openenv.TerminalAction(message=message("echo done > /srv/answer\n"))
+
+
+def finish() -> "openenv.TerminalAction":
+    return openenv.TerminalAction(message=COMPLETE)
 
 
 def suite_of(env: Any) -> TaskSuite:
@@ -47,11 +55,11 @@ def make(suite: Path) -> Maker:
         max_retries: int = 0,
         pool_size: int | None = None,
         **settings: Any,
-    ) -> HarborTerminalEnvironment:
+    ) -> "openenv.HarborTerminalEnvironment":
         own: dict[str, Any] = {"confirm_task_complete": False, **settings}
         config = TerminalEnvConfig(task_dir=suite, sandbox=FAKE, sandbox_options=options or SOLVED, **own)
         how = EpisodeSettings(config, timeout_sec, max_retries, pool_size)
-        return HarborTerminalEnvironment(TaskSuite.resolve(suite, test_tasks=["gamma"]), how, episodes)
+        return openenv.HarborTerminalEnvironment(TaskSuite.resolve(suite, test_tasks=["gamma"]), how, episodes)
 
     return make
 
@@ -63,16 +71,16 @@ def test_an_episode(make: Maker) -> None:
             first = env.reset(index=1)
             assert (first.instruction, first.text, first.done, first.reward) == ("Do beta.\n", "$", False, None)
             assert (env.state.task, env.state.split, env.state.index, env.state.step_count) == ("beta", "train", 1, 0)
-            second = env.step(SOLVE)
+            second = env.step(solve())
             assert (second.reward, second.done, second.turn, second.exit_code) == (0.0, False, 1, 0)
             assert "echo done" in second.text
-            last = env.step(FINISH)
+            last = env.step(finish())
             assert (last.reward, last.done, last.end_reason) == (1.0, True, EndReason.COMPLETED)
             assert (last.rewards, last.episode_reward, last.truncated) == ({"reward": 1.0}, 1.0, False)
             assert not last.is_lost
             assert env.state.step_count == 2
             with pytest.raises(UsageError, match="call reset"):
-                env.step(FINISH)
+                env.step(finish())
     finally:
         env.close()
 
@@ -84,18 +92,20 @@ def test_an_episode(make: Maker) -> None:
 def test_the_callers_loop_ends_an_episode(make: Maker, end: Any, reason: str, truncated: bool) -> None:
     env = make()
     env.reset(index=0)
-    env.step(TerminalAction.model_validate({"commands": [{"keystrokes": "echo done > /srv/answer\n"}]}))
-    last = env.step(TerminalAction(end=end))
+    env.step(openenv.TerminalAction.model_validate({"commands": [{"keystrokes": "echo done > /srv/answer\n"}]}))
+    last = env.step(openenv.TerminalAction(end=end))
     assert (last.done, last.reward, last.end_reason, last.truncated) == (True, 1.0, EndReason(reason), truncated)
     env.close()
 
 
 @pytest.mark.parametrize("point", ["start", "exec", "verifier"])
 def test_a_failure_of_the_infrastructure_has_no_reward(make: Maker, point: str) -> None:
+    from openenv.core.env_server.serialization import serialize_observation
+
     env = make({**SOLVED, "fail": {point: 1}})
     observations = [env.reset(index=0)]
     while not observations[-1].done:
-        observations.append(env.step(SOLVE if len(observations) == 1 else FINISH))
+        observations.append(env.step(solve() if len(observations) == 1 else finish()))
     last = observations[-1]
     assert (last.reward, last.end_reason, last.is_lost) == (None, EndReason.INFRASTRUCTURE_ERROR, True)
     assert last.failure_kind in ("sandbox_start", "sandbox_error", "sandbox_lost", "verifier_error", "terminal_error")
@@ -103,7 +113,7 @@ def test_a_failure_of_the_infrastructure_has_no_reward(make: Maker, point: str) 
     wire = json.loads(json.dumps(serialize_observation(last)))
     assert (wire["reward"], wire["done"], wire["observation"]["failure_kind"]) == (None, True, last.failure_kind)
     with pytest.raises(UsageError, match="reset"):
-        env.step(FINISH)
+        env.step(finish())
     env.close()
 
 
@@ -145,10 +155,10 @@ def test_a_task_of_several_steps_pays_the_episodes_reward(make: Maker, suite: Pa
     for name in ("one", "two"):
         add_step(suite / "alpha", name)
     assert env.reset(index=0).instruction == "Do one.\n"
-    env.step(SOLVE)
-    between = env.step(FINISH)
+    env.step(solve())
+    between = env.step(finish())
     assert (between.done, between.reward, between.instruction) == (False, 0.0, "Do two.\n")
-    last = env.step(FINISH)
+    last = env.step(finish())
     assert (last.done, last.reward, last.episode_reward) == (True, 1.0, 1.0)
     assert (last.rewards, last.step_rewards) == ({"reward": 1.0}, ({"reward": 1.0},) * 2)
     env.close()
@@ -157,10 +167,10 @@ def test_a_task_of_several_steps_pays_the_episodes_reward(make: Maker, suite: Pa
 async def test_inside_a_running_loop(make: Maker) -> None:
     env = make()
     assert not (await env.reset_async(index=0)).done
-    assert (await env.step_async(SOLVE)).reward == 0.0
+    assert (await env.step_async(solve())).reward == 0.0
     env.close()
     with pytest.raises(UsageError, match="before reset"):
-        await env.step_async(FINISH)
+        await env.step_async(finish())
 
 
 async def test_a_cancelled_reset_leaves_nothing(make: Maker) -> None:
@@ -182,7 +192,7 @@ async def test_the_servers_end_closes_every_session(make: Maker) -> None:
     await get_portal().run(episodes.close)
     for env in (first, second):
         with pytest.raises(UsageError, match="no running episode"):
-            await env.step_async(SOLVE)
+            await env.step_async(solve())
         with pytest.raises(UsageError, match="closed"):
             await env.reset_async(index=0)
     with pytest.raises(UsageError, match="closed"):
@@ -224,7 +234,7 @@ def test_wrong_arguments_of_a_reset_are_refused(make: Maker, arguments: dict[str
 )
 def test_wrong_actions_are_refused_in_json(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as refused:
-        TerminalAction.model_validate(fields)
+        openenv.TerminalAction.model_validate(fields)
     refused.value.json()
     assert all("error" not in item.get("ctx", {}) for item in refused.value.errors())
 
@@ -277,4 +287,4 @@ def test_every_field_of_the_info_that_is_observed_has_its_name() -> None:
     expected = "instruction turn parse_error exit_code waits omitted_bytes confirmation_pending end_reason breakage "
     expected += "truncated rewards step_rewards episode_reward metrics"
     assert set(expected.split()) == INFO_FIELDS
-    assert set(TerminalObservation.model_fields) >= INFO_FIELDS
+    assert set(openenv.TerminalObservation.model_fields) >= INFO_FIELDS

@@ -3,13 +3,15 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from tests.helpers.patience import PATIENCE_SEC
 
-pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+if find_spec("openenv") is None:
+    pytest.skip('pip install "harbor-gym[openenv]"', allow_module_level=True)
 
 from harbor_gym.adapters.openenv.guard import Guard
 

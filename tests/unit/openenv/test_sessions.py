@@ -4,19 +4,19 @@ import functools
 import pickle
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
-
-from openenv.core.harness import TrainableSession
-from openenv.core.harness.capture.upstream import training_sampling
+if find_spec("openenv") is None:
+    pytest.skip('pip install "harbor-gym[openenv]"', allow_module_level=True)
 
 from harbor_gym import EndReason, Rollout, Sample, flatten
 from harbor_gym._runtime.portal import get_portal
-from harbor_gym.adapters.openenv import HarborTerminalSessionFactory, LocalTasks, TaskSuite, training_trace
+from harbor_gym.adapters import openenv
+from harbor_gym.adapters.openenv.suite import TaskSuite
 from harbor_gym.errors import SandboxLostError, UsageError
 from harbor_gym.types import TokenTransition, Transcript, Turn
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
@@ -37,7 +37,7 @@ def rollout(*, reward: float | None = 1.0, logprobs: Any = (-0.5, 5e-7), **field
 
 
 def test_a_trace_has_the_sequences_tokens_and_mask() -> None:
-    trace = training_trace(rollout())
+    trace = openenv.training_trace(rollout())
     assert [turn.loss_mask for turn in trace.turns] == [[0, 0, 1, 1], [0, 0, 0, 0, 0, 1]]
     assert [turn.per_token_logps for turn in trace.turns] == [[-0.5, 0.0], [-0.25]]
     last, flat = trace.turns[-1], flatten(rollout())
@@ -48,13 +48,13 @@ def test_a_trace_has_the_sequences_tokens_and_mask() -> None:
 
 
 def test_a_lost_episode_trains_no_token() -> None:
-    assert not any(any(turn.loss_mask) for turn in training_trace(rollout(reward=None)).turns)
-    assert training_trace(Rollout.lost(SandboxLostError("gone"))).turns == []
+    assert not any(any(turn.loss_mask) for turn in openenv.training_trace(rollout(reward=None)).turns)
+    assert openenv.training_trace(Rollout.lost(SandboxLostError("gone"))).turns == []
 
 
 def test_a_trace_holds_the_text_where_it_is_given() -> None:
     turns = [Turn("see", "act", {"turn": 1, "metrics": {}}, 0.0), Turn("next", "end", {"turn": 2, "metrics": {}}, 1.0)]
-    last = training_trace(rollout(transcript=Transcript(turns, system_prompt="rules"))).to_trace_entries()[-1]
+    last = openenv.training_trace(rollout(transcript=Transcript(turns, system_prompt="rules"))).to_trace_entries()[-1]
     assert [item["content"] for item in last["request"]["messages"]] == ["rules", "see", "act", "next"]
     assert last["response"]["choices"][0]["message"] == {"role": "assistant", "content": "end"}
 
@@ -62,12 +62,12 @@ def test_a_trace_holds_the_text_where_it_is_given() -> None:
 @pytest.mark.parametrize("logprobs", [None, (-0.5,), (-0.5, float("nan")), (-0.5, float("-inf"))])
 def test_what_cant_be_trained_on_is_refused(logprobs: Any) -> None:
     with pytest.raises(UsageError, match="turn 0: 2 sampled tokens"):
-        training_trace(rollout(logprobs=logprobs))
+        openenv.training_trace(rollout(logprobs=logprobs))
 
 
 def test_a_log_probability_above_zero_is_not_rounded_away() -> None:
     with pytest.raises(ValueError, match="positive_logprob"):
-        training_trace(rollout(logprobs=(-0.5, 0.1)))
+        openenv.training_trace(rollout(logprobs=(-0.5, 0.1)))
 
 
 @contextmanager
@@ -82,18 +82,22 @@ def engine() -> Generator[EngineDouble]:
 
 
 def factory(tmp_path: Path, double: EngineDouble, *, options: Any = None, **settings: Any) -> Any:
+    from openenv.core.harness.capture.upstream import training_sampling
+
     config = fake_config(tmp_path / "task", **(options or {}))
-    tasks = LocalTasks(TaskSuite.resolve(config.task_dir), config)
+    tasks = openenv.LocalTasks(TaskSuite.resolve(config.task_dir), config)
     tokenizer = byte_level_tokenizer()
     tokenizer.chat_template = CHAT_TEMPLATE
     own: dict[str, Any] = {"max_tokens": 4, "max_retries": 0, **settings}
     make = functools.partial(
-        HarborTerminalSessionFactory, tasks, tokenizer=tokenizer, engine_url=double.url, model="policy", **own
+        openenv.HarborTerminalSessionFactory, tasks, tokenizer=tokenizer, engine_url=double.url, model="policy", **own
     )
     return pickle.loads(pickle.dumps(make))(sampling=training_sampling({"temperature": 0.5}))
 
 
 def test_a_session_plays_and_is_verified(tmp_path: Path) -> None:
+    from openenv.core.harness import TrainableSession
+
     with engine() as double:
         sessions = factory(tmp_path, double, options={"solved_when": {}})
         session = sessions.create([{"role": "user", "content": "x"}], seed=3)

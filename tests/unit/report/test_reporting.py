@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from harbor_gym import report
@@ -174,8 +173,10 @@ def test_runs_that_are_no_sweeps_are_a_line_each_with_a_name(tmp_path: Path) -> 
     assert rates == ["0.001"] * 3
 
 
-def drawn(runs: Sequence[report.Curves], folder: Path) -> Figure:
+def drawn(runs: Sequence[report.Curves], folder: Path) -> Any:
     """Return the figure that a picture is saved from."""
+    from matplotlib.figure import Figure
+
     figures: list[Figure] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]

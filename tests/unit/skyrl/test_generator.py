@@ -1,26 +1,23 @@
 """HarborTerminalGenerator: SkyRL's inputs in, its outputs out, and its refusals."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("skyrl.train", reason='pip install "harbor-gym[skyrl]"')
+if find_spec("skyrl") is None:
+    pytest.skip('pip install "harbor-gym[skyrl]"', allow_module_level=True)
 
-from skyrl.train.config import SamplingParams
-from skyrl.train.generators.utils import merge_stepwise_output
-from skyrl.train.utils.trainer_utils import validate_generator_output
-
-from harbor_gym.adapters.skyrl import HarborSettings, write_dataset
+from harbor_gym.adapters import skyrl
 from harbor_gym.errors import SamplerError, TaskError, UsageError
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from harbor_gym.types import Sample
 from tests.contract.players.episode import Script
+from tests.helpers import skyrl as sky
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
-from tests.helpers.skyrl.batches import make_generator, make_input
-from tests.helpers.skyrl.engine import SamplerEngine, chat_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -55,17 +52,17 @@ def task(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("step_wise", [False, True])
 async def test_a_batch_is_valid_and_token_exact(task: Path, *, step_wise: bool) -> None:
-    engine = SamplerEngine(Script((SOLVE, COMPLETE)))
-    generator = make_generator(engine, {"sandbox_options": SOLVED}, step_wise_trajectories=step_wise)
-    batch, uids = make_input(task, groups=2, size=3)
+    engine = sky.SamplerEngine(Script((SOLVE, COMPLETE)))
+    generator = sky.make_generator(engine, {"sandbox_options": SOLVED}, step_wise_trajectories=step_wise)
+    batch, uids = sky.make_input(task, groups=2, size=3)
     output = await generator.generate(batch)
     metrics: Any = output.pop("rollout_metrics")
-    validate_generator_output(6, output, step_wise=step_wise)
+    sky.validate_generator_output(6, output, step_wise=step_wise)
     assert len(output["response_ids"]) == (12 if step_wise else 6)
     ids = output["trajectory_ids"]
     assert ids is not None
     assert list(dict.fromkeys(item.instance_id for item in ids)) == list(dict.fromkeys(uids))
-    whole = merge_stepwise_output(output) if step_wise else output
+    whole = sky.merge_stepwise_output(output) if step_wise else output
     tokenizer = byte_level_tokenizer()
     sampled = [token for text in (SOLVE, COMPLETE) for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
     for response, mask in zip(whole["response_ids"], whole["loss_masks"], strict=True):
@@ -89,12 +86,12 @@ async def test_tokens_of_older_weights_are_counted_and_cut(task: Path, limit: in
             engine.increment_weight_version()  # a sync behind the first message
         return sampled
 
-    engine = SamplerEngine(sample)
+    engine = sky.SamplerEngine(sample)
     own = {"sandbox_options": SOLVED, "max_token_staleness": limit}
-    batch, _ = make_input(task, size=1)
-    output = await make_generator(engine, own, step_wise_trajectories=step_wise).generate(batch)
+    batch, _ = sky.make_input(task, size=1)
+    output = await sky.make_generator(engine, own, step_wise_trajectories=step_wise).generate(batch)
     metrics: Any = output.pop("rollout_metrics")
-    validate_generator_output(1, output, step_wise=step_wise)
+    sky.validate_generator_output(1, output, step_wise=step_wise)
     first, second = (len(byte_level_tokenizer().encode(text)) + 1 for text in (SOLVE, COMPLETE))
     assert (metrics["harbor/tokens_1_behind"], metrics["harbor/tokens_0_behind"]) == (first, second)
     trained = sum(sum(mask) for mask in output["loss_masks"])
@@ -102,21 +99,21 @@ async def test_tokens_of_older_weights_are_counted_and_cut(task: Path, limit: in
 
 
 def test_an_engine_without_versions_can_not_cut_old_tokens() -> None:
-    engine = SamplerEngine(Script((COMPLETE,)))
+    engine = sky.SamplerEngine(Script((COMPLETE,)))
     del engine.weight_version
     with pytest.raises(UsageError, match="max_token_staleness needs an inference engine with a weight_version"):
-        make_generator(engine, {"max_token_staleness": 1})
+        sky.make_generator(engine, {"max_token_staleness": 1})
 
 
 async def test_lost_episodes_run_again_before_they_are_masked(task: Path) -> None:
     for retries, expected in ((1, 0), (0, 2)):
         SecondIsLost.made = 0
         own = {"sandbox": f"{HERE}:SecondIsLost", "max_retries": retries, "n_concurrent": 1}
-        generator = make_generator(SamplerEngine(Script((COMPLETE,))), own)
-        batch, _ = make_input(task, size=4)
+        generator = sky.make_generator(sky.SamplerEngine(Script((COMPLETE,))), own)
+        batch, _ = sky.make_input(task, size=4)
         output = await generator.generate(batch)
         metrics: Any = output.pop("rollout_metrics")
-        validate_generator_output(4, output)
+        sky.validate_generator_output(4, output)
         assert metrics["harbor/lost"] == expected
         assert sum(not any(mask) for mask in output["loss_masks"]) == expected
         assert SecondIsLost.made == (7 if retries else 4)
@@ -126,8 +123,8 @@ async def test_an_engine_that_fails_ends_the_run_only_after_some_calls(task: Pat
     async def fail(prompt: Sequence[int]) -> Sample:
         raise OSError("connection refused")
 
-    generator = make_generator(SamplerEngine(fail), {"max_retries": 0, "max_lost_calls": 2})
-    batch, _ = make_input(task, size=2)
+    generator = sky.make_generator(sky.SamplerEngine(fail), {"max_retries": 0, "max_lost_calls": 2})
+    batch, _ = sky.make_input(task, size=2)
     output = await generator.generate(batch)
     assert output["stop_reasons"] == ["error", "error"]
     with pytest.raises(SamplerError, match="connection refused"):
@@ -144,11 +141,11 @@ async def test_a_reward_function_and_the_trials_folders(task: Path, tmp_path: Pa
     agent = {"agent": "tests.helpers.gateway.format_agent:FormatAgent", "agent_kwargs": {"base_url": "{gateway_url}"}}
     own = {"env": {}, **agent} if has_agent else {}
     kept = {"reward_function": f"{HERE}:thrice", "trials_dir": str(tmp_path / "trials")}
-    engine = SamplerEngine(Script((SOLVE, COMPLETE)))
-    generator = make_generator(engine, {"sandbox_options": SOLVED, **kept, **own}, step_wise_trajectories=True)
-    batch, _ = make_input(task, size=2)
+    engine = sky.SamplerEngine(Script((SOLVE, COMPLETE)))
+    generator = sky.make_generator(engine, {"sandbox_options": SOLVED, **kept, **own}, step_wise_trajectories=True)
+    batch, _ = sky.make_input(task, size=2)
     output = await generator.generate(batch)
-    merged: Any = merge_stepwise_output(output)
+    merged: Any = sky.merge_stepwise_output(output)
     assert [sum(rewards) for rewards in merged["rewards"]] == [3.0, 3.0]
     assert len(list((tmp_path / "trials").glob("*/result.json"))) == 2
 
@@ -161,8 +158,8 @@ async def test_a_call_with_a_verdict_resets_the_count(task: Path) -> None:
             raise OSError("connection refused")
         return await Script((COMPLETE,))(prompt)
 
-    generator = make_generator(SamplerEngine(sometimes), {"max_retries": 0, "max_lost_calls": 2})
-    batch, _ = make_input(task, size=1)
+    generator = sky.make_generator(sky.SamplerEngine(sometimes), {"max_retries": 0, "max_lost_calls": 2})
+    batch, _ = sky.make_input(task, size=1)
     for expected in ("error", "stop", "error", "stop"):
         output = await generator.generate(batch)
         assert output["stop_reasons"] == [expected]
@@ -173,8 +170,8 @@ async def test_logprobs_are_required_where_they_are_asked_for(task: Path) -> Non
         sample: Sample = await Script((COMPLETE,))(prompt)
         return Sample(sample.tokens)
 
-    generator = make_generator(SamplerEngine(without), {"max_retries": 0})
-    batch, _ = make_input(task, size=1)
+    generator = sky.make_generator(sky.SamplerEngine(without), {"max_retries": 0})
+    batch, _ = sky.make_input(task, size=1)
     output = await generator.generate(batch)
     assert output["stop_reasons"] == ["error"]
     batch["sampling_params"] = {"max_tokens": 500}
@@ -184,9 +181,11 @@ async def test_logprobs_are_required_where_they_are_asked_for(task: Path) -> Non
 
 
 async def test_an_evaluations_own_limit_of_a_message_counts(task: Path) -> None:
-    engine = SamplerEngine(Script((COMPLETE,)))
-    generator = make_generator(engine, max_input_length=3000, sampling_params=SamplingParams(max_generate_length=500))
-    batch, _ = make_input(task, size=1, phase="eval")
+    engine = sky.SamplerEngine(Script((COMPLETE,)))
+    generator = sky.make_generator(
+        engine, max_input_length=3000, sampling_params=sky.SamplingParams(max_generate_length=500)
+    )
+    batch, _ = sky.make_input(task, size=1, phase="eval")
     batch["sampling_params"] = {"logprobs": 1, "max_tokens": 7}
     await generator.generate(batch)
     assert engine.params == [{"logprobs": 1, "max_tokens": 7}]
@@ -216,23 +215,23 @@ async def test_an_evaluations_own_limit_of_a_message_counts(task: Path) -> None:
 )
 def test_what_cant_be_used_is_refused(own: dict[str, Any], generator: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        make_generator(SamplerEngine(Script((COMPLETE,))), own, **generator)
+        sky.make_generator(sky.SamplerEngine(Script((COMPLETE,))), own, **generator)
 
 
 async def test_a_wrong_row_ends_the_run(task: Path, tmp_path: Path) -> None:
-    generator = make_generator(SamplerEngine(Script((COMPLETE,))))
-    batch, _ = make_input(tmp_path / "nowhere", size=2)
+    generator = sky.make_generator(sky.SamplerEngine(Script((COMPLETE,))))
+    batch, _ = sky.make_input(tmp_path / "nowhere", size=2)
     with pytest.raises((TaskError, UsageError), match="nowhere"):
         await generator.generate(batch)
-    batch, _ = make_input(task, size=1)
+    batch, _ = sky.make_input(task, size=1)
     batch["env_extras"] = [{}]
     with pytest.raises(UsageError, match="write_dataset"):
         await generator.generate(batch)
 
 
 async def test_step_wise_rows_need_ids(task: Path) -> None:
-    generator = make_generator(SamplerEngine(Script((COMPLETE,))), step_wise_trajectories=True)
-    batch, _ = make_input(task, size=1)
+    generator = sky.make_generator(sky.SamplerEngine(Script((COMPLETE,))), step_wise_trajectories=True)
+    batch, _ = sky.make_input(task, size=1)
     batch["trajectory_ids"] = None
     with pytest.raises(UsageError, match="trajectory_ids"):
         await generator.generate(batch)
@@ -242,17 +241,17 @@ def test_a_dataset_is_read_by_skyrl(task: Path, tmp_path: Path) -> None:
     from skyrl.train.dataset import PromptDataset
 
     (task / "instruction.md").write_text("Do it.\n")
-    path = write_dataset([task], tmp_path / "data" / "train.jsonl", min_rows=3)
-    dataset = PromptDataset([str(path)], chat_tokenizer(), max_prompt_length=100, num_workers=0)
+    path = skyrl.write_dataset([task], tmp_path / "data" / "train.jsonl", min_rows=3)
+    dataset = PromptDataset([str(path)], sky.chat_tokenizer(), max_prompt_length=100, num_workers=0)
     assert len(dataset) == 3
     messages, env_class, extra, uid = dataset[1]
     assert (env_class, uid) == ("harbor", "1")
     assert messages == [{"role": "user", "content": "Do it.\n"}]
     assert extra == {"data_source": "harbor", "task_dir": str(task), "task": "task"}
     with pytest.raises(UsageError, match=r"must end with \.jsonl"):
-        write_dataset([task], tmp_path / "train.parquet.txt")
+        skyrl.write_dataset([task], tmp_path / "train.parquet.txt")
     with pytest.raises(UsageError, match="min_rows"):
-        write_dataset([task], path, min_rows=0)
+        skyrl.write_dataset([task], path, min_rows=0)
 
 
 def test_settings_are_flags() -> None:
@@ -263,7 +262,9 @@ def test_settings_are_flags() -> None:
         *("generator.max_input_length=1000", "generator.max_turns=5", "trainer.algorithm.grpo_norm_by_std=false"),
     ]
     cfg: Any = HarborTrainConfig.from_cli_overrides(flags)
-    assert cfg.harbor == HarborSettings(tasks=["tasks"], sandbox="local", env={"max_consecutive_parse_failures": 2})
+    assert cfg.harbor == skyrl.HarborSettings(
+        tasks=["tasks"], sandbox="local", env={"max_consecutive_parse_failures": 2}
+    )
     check_config(cfg)
     cfg.trainer.algorithm.grpo_norm_by_std = True
     with pytest.raises(UsageError, match="step_wise_trajectories=true"):

@@ -1,36 +1,26 @@
 """A lost episode moves no gradient: shown with SkyRL's own merging, batching and advantage estimators."""
 
-import functools
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-pytest.importorskip("skyrl.train", reason='pip install "harbor-gym[skyrl]"')
-
-import numpy as np
-import torch
-from skyrl.backends.skyrl_train.utils.ppo_utils import (
-    compute_grpo_outcome_advantage,
-    compute_maxrl_advantage,
-    compute_rloo_outcome_advantage,
-)
-from skyrl.train.dataset.preprocess import compute_prompt_mini_batch_boundaries
-from skyrl.train.generators.base import TrajectoryID
-from skyrl.train.generators.utils import merge_stepwise_output
-from skyrl.train.utils.trainer_utils import validate_generator_output
+if find_spec("skyrl") is None:
+    pytest.skip('pip install "harbor-gym[skyrl]"', allow_module_level=True)
 
 from harbor_gym import EndReason
 from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows
 from harbor_gym.errors import SandboxLostError
 from harbor_gym.types import Rollout
+from tests.helpers import skyrl as sky
 from tests.helpers.sequences import of_mask
 
-ESTIMATORS: dict[str, Any] = {
-    "grpo": compute_grpo_outcome_advantage,
-    "grpo without std": functools.partial(compute_grpo_outcome_advantage, grpo_norm_by_std=False),
-    "rloo": compute_rloo_outcome_advantage,
-    "maxrl": compute_maxrl_advantage,
+ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("compute_grpo_outcome_advantage", {}),
+    "grpo without std": ("compute_grpo_outcome_advantage", {"grpo_norm_by_std": False}),
+    "rloo": ("compute_rloo_outcome_advantage", {}),
+    "maxrl": ("compute_maxrl_advantage", {}),
 }
 EXACT_WITH_A_ROW = ("grpo without std", "maxrl")
 """Estimators that a row at the group's mean does not touch."""
@@ -51,7 +41,7 @@ def trajectory(group: str, number: int, reward: float | None, end: EndReason = E
         error=SandboxLostError("gone") if reward is None else None,
         segments=[whole],
     )
-    return Trajectory(group, TrajectoryID(group, number), rollout, 1.0, 0.5)
+    return Trajectory(group, sky.TrajectoryID(group, number), rollout, 1.0, 0.5)
 
 
 def batch(*groups: Sequence[float | None]) -> list[Trajectory]:
@@ -70,7 +60,7 @@ def settings(*, step_wise: bool, **changed: Any) -> RowSettings:
 def output_of(trajectories: Sequence[Trajectory], *, step_wise: bool, **changed: Any) -> Any:
     own = settings(step_wise=step_wise, **changed)
     output: Any = make_columns(make_rows(trajectories, own), own, has_logprobs=True)
-    validate_generator_output(len(trajectories), output, step_wise=step_wise)
+    sky.validate_generator_output(len(trajectories), output, step_wise=step_wise)
     if not step_wise:
         output["rewards"] = [
             [0.0] * (len(ids) - 1) + [reward]
@@ -81,12 +71,16 @@ def output_of(trajectories: Sequence[Trajectory], *, step_wise: bool, **changed:
 
 def advantages(output: Any, estimator: str, *, index: Sequence[str] | None = None) -> dict[str, float]:
     """Return the advantage of each trajectory that is trained on, by SkyRL's estimator."""
+    import numpy as np
+    import torch
+
     width = max(map(len, output["rewards"]))
     rewards = torch.tensor([row + [0.0] * (width - len(row)) for row in output["rewards"]])
     masks = torch.tensor([[float(m) for m in row] + [0.0] * (width - len(row)) for row in output["loss_masks"]])
     ids = output["trajectory_ids"]
     groups = np.array([item.instance_id for item in ids] if index is None else index)
-    found, _ = ESTIMATORS[estimator](rewards.clone(), torch.ones_like(rewards), groups)
+    name, settings = ESTIMATORS[estimator]
+    found, _ = getattr(sky, name)(rewards.clone(), torch.ones_like(rewards), groups, **settings)
     weighted = (found * masks).abs().sum(dim=-1)
     signs = [row[0].item() for row in found]
     return {
@@ -97,7 +91,7 @@ def advantages(output: Any, estimator: str, *, index: Sequence[str] | None = Non
 
 
 def step_wise(trajectories: Sequence[Trajectory]) -> Any:
-    return merge_stepwise_output(output_of(trajectories, step_wise=True))
+    return sky.merge_stepwise_output(output_of(trajectories, step_wise=True))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -131,14 +125,14 @@ def test_a_group_with_fewer_than_two_verdicts_trains_nothing(
     rewards: list[float | None], estimator: str, is_step_wise: bool
 ) -> None:
     output = output_of(batch(rewards), step_wise=is_step_wise)
-    output = merge_stepwise_output(output) if is_step_wise else output
+    output = sky.merge_stepwise_output(output) if is_step_wise else output
     assert list(advantages(output, estimator).values()) == pytest.approx([0.0] * sum(r is not None for r in rewards))
 
 
 def test_every_prompt_keeps_a_row_so_that_skyrl_counts_its_batch() -> None:
     lost = step_wise(batch([1.0, LOST], [LOST, LOST], [0.0, 1.0]))
     uids = [item.instance_id for item in lost["trajectory_ids"]]
-    boundaries = compute_prompt_mini_batch_boundaries(uids, 1, 3, True, 2)
+    boundaries = sky.compute_prompt_mini_batch_boundaries(uids, 1, 3, True, 2)
     assert boundaries == [(0, 2), (2, 3), (3, 5)]
 
 
@@ -151,7 +145,7 @@ def test_a_group_of_its_own_is_exact_for_the_estimators_and_refused_by_the_batch
         expected = advantages(output_of(alive, step_wise=False), estimator)
         assert advantages(output, estimator, index=own_ids) == pytest.approx(expected)
     with pytest.raises(AssertionError):
-        compute_prompt_mini_batch_boundaries(sorted(own_ids), 1, 1, True, 4)
+        sky.compute_prompt_mini_batch_boundaries(sorted(own_ids), 1, 1, True, 4)
 
 
 def test_an_evaluation_leaves_lost_episodes_out_of_its_mean() -> None:

@@ -4,27 +4,22 @@ import asyncio
 import multiprocessing.resource_tracker
 import random
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-pytest.importorskip("skyrl.train", reason='pip install "harbor-gym[skyrl]"')
+if find_spec("skyrl") is None:
+    pytest.skip('pip install "harbor-gym[skyrl]"', allow_module_level=True)
 
-from skyrl.train.config import SkyRLGymConfig
-from skyrl.train.dataset import PromptDataset
-from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
-from skyrl.train.utils.trainer_utils import validate_generator_output
-
-from harbor_gym.adapters.skyrl import HarborExp, HarborTrainConfig, register
-from harbor_gym.adapters.skyrl.experiment import SimulatedTrainer
+from harbor_gym.adapters import skyrl
 from harbor_gym.errors import UsageError, VerifierError
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from harbor_gym.types import Sample
+from tests.helpers import skyrl as sky
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
-from tests.helpers.skyrl.batches import FAKE, generator_config, make_input
-from tests.helpers.skyrl.engine import SamplerEngine, chat_tokenizer
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 
 pytestmark = [
     pytest.mark.usefixtures("resource_trackers", "nothing_left"),
@@ -57,17 +52,6 @@ class Tracker:
         self.logged.append(dict(metrics))
 
     def finish(self) -> None: ...
-
-
-class RecordingSim(SimulatedTrainer):
-    """SkyRL's simulated trainer; computes the advantages that a real one would."""
-
-    batches: list[Any]
-
-    async def _run_training(self, training_input: Any) -> Any:
-        training_input["values"] = None
-        self.batches.append(self.compute_advantages_and_returns(training_input))
-        return await super()._run_training(training_input)
 
 
 async def solve_or_not(prompt: Sequence[int]) -> Sample:
@@ -124,22 +108,34 @@ def make_config(suite: Path, out: Path, **harbor: Any) -> Any:
         "data.dataloader.num_workers": 0,
         "generator.inference_engine.enable_ray_prometheus_stats": False,
     }
-    return HarborTrainConfig.from_cli_overrides(flags)
+    return skyrl.HarborTrainConfig.from_cli_overrides(flags)
 
 
 async def test_the_fully_asynchronous_loop_runs_on_our_generator(suite: Path, tmp_path: Path) -> None:
+    from harbor_gym.adapters.skyrl.experiment import SimulatedTrainer
+
+    class RecordingSim(SimulatedTrainer):
+        """SkyRL's simulated trainer; computes the advantages that a real one would."""
+
+        batches: ClassVar[list[Any]] = []
+
+        async def _run_training(self, training_input: Any) -> Any:
+            training_input["values"] = None
+            self.batches.append(self.compute_advantages_and_returns(training_input))
+            return await super()._run_training(training_input)
+
     SomeAreLost.made = 0
     cfg = make_config(
         suite, tmp_path, sandbox=f"{__name__}:SomeAreLost", sandbox_options=SOLVED, max_retries=0, max_lost_calls=9
     )
-    experiment: Any = object.__new__(HarborExp)  # its constructor downloads a model's tokenizer
-    experiment.cfg, experiment.tokenizer = cfg, chat_tokenizer()
+    experiment: Any = object.__new__(skyrl.HarborExp)  # its constructor downloads a model's tokenizer
+    experiment.cfg, experiment.tokenizer = cfg, sky.chat_tokenizer()
     cfg.trainer.train_batch_size = GROUPS * STEPS
     dataset = await asyncio.to_thread(experiment.get_train_dataset)
     cfg.trainer.train_batch_size = GROUPS
-    assert isinstance(dataset, PromptDataset)
+    assert isinstance(dataset, sky.PromptDataset)
     assert len(dataset) == GROUPS * STEPS
-    engine, tracker = SamplerEngine(solve_or_not), Tracker()
+    engine, tracker = sky.SamplerEngine(solve_or_not), Tracker()
     trainer: Any = RecordingSim(
         cfg=cfg,
         tracker=tracker,  # pyright: ignore[reportArgumentType]  # it has the methods that a trainer calls
@@ -148,7 +144,6 @@ async def test_the_fully_asynchronous_loop_runs_on_our_generator(suite: Path, tm
         inference_engine_client=engine,
         generator=experiment.get_generator(cfg, experiment.tokenizer, engine),
     )
-    trainer.batches = []
     await trainer.train()
     assert len(trainer.batches) == STEPS
     assert engine.weight_version == STEPS + 1
@@ -167,9 +162,9 @@ async def test_the_fully_asynchronous_loop_runs_on_our_generator(suite: Path, tm
 
 @pytest.mark.parametrize("workers", [0, 4])
 async def test_skyrls_own_generator_runs_on_our_environment(suite: Path, workers: int) -> None:
-    register(sandbox=FAKE, sandbox_options=SOLVED, confirm_task_complete=False)
+    skyrl.register(sandbox=FAKE, sandbox_options=SOLVED, confirm_task_complete=False)
     output: Any = await play_with_skyrls_generator(suite / "alpha", workers)
-    validate_generator_output(SIZE, output)
+    sky.validate_generator_output(SIZE, output)
     rewards = [sum(reward) for reward in output["rewards"]]
     solved = ["echo done" in byte_level_tokenizer().decode(ids) for ids in output["response_ids"]]
     assert rewards == [float(item) for item in solved]
@@ -178,14 +173,14 @@ async def test_skyrls_own_generator_runs_on_our_environment(suite: Path, workers
 
 
 async def test_a_lost_verdict_is_raised_by_the_environment(suite: Path) -> None:
-    register(sandbox=FAKE, sandbox_options={"fail": {"verifier": 1}}, confirm_task_complete=False)
+    skyrl.register(sandbox=FAKE, sandbox_options={"fail": {"verifier": 1}}, confirm_task_complete=False)
     with pytest.raises(VerifierError):
         await play_with_skyrls_generator(suite / "alpha", 4)
 
 
 async def test_a_failed_start_runs_again(suite: Path) -> None:
     FailsOnce.made = 0
-    register(sandbox=f"{__name__}:FailsOnce", confirm_task_complete=False)
+    skyrl.register(sandbox=f"{__name__}:FailsOnce", confirm_task_complete=False)
     output: Any = await play_with_skyrls_generator(suite / "alpha", 1)
     assert FailsOnce.made == SIZE + 1
     assert len(output["response_ids"]) == SIZE
@@ -207,9 +202,9 @@ def test_a_row_without_a_task_is_refused() -> None:
 
 
 async def play_with_skyrls_generator(task: Path, workers: int) -> Any:
-    gym = SkyRLGymConfig()
+    gym = sky.SkyRLGymConfig()
     gym.max_env_workers = workers
-    engine = SamplerEngine(solve_or_not)
-    generator = SkyRLGymGenerator(generator_config(), gym, engine, chat_tokenizer())
-    batch, _ = make_input(task, size=SIZE)
+    engine = sky.SamplerEngine(solve_or_not)
+    generator = sky.SkyRLGymGenerator(sky.generator_config(), gym, engine, sky.chat_tokenizer())
+    batch, _ = sky.make_input(task, size=SIZE)
     return await generator.generate(batch, disable_tqdm=True)

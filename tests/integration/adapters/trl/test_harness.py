@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, override
 
@@ -16,7 +17,8 @@ import pytest
 
 from tests.helpers.patience import PATIENCE_SEC
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.trl import HarborSpec, verified_reward

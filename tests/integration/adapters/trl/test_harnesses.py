@@ -1,12 +1,14 @@
 """The harnesses beside ``bash``: a scratchpad, tasks of several steps, and commands beside the terminal."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from harbor_gym.adapters.trl import HarborSpec, ToolHarness, verified_reward
 from harbor_gym.adapters.trl.notes import MAX_NOTES_BYTES

@@ -1,12 +1,14 @@
 """The ``jupyter`` harness over a real kernel in a real sandbox."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from harbor_gym.adapters.trl import HarborSpec, jupyter, verified_reward
 from harbor_gym.adapters.trl.slot import EPISODE_OVER

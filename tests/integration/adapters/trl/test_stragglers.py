@@ -3,15 +3,15 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, override
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
-
-from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.trl import HarborSpec, verified_reward
@@ -120,6 +120,8 @@ def test_without_settings_there_is_no_further_column(suite: Path) -> None:
 
 
 def play(spec: HarborSpec) -> tuple[list[Any], dict[str, Any]]:
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+
     args = AsyncGRPOConfig(
         output_dir="unused",
         use_cpu=True,

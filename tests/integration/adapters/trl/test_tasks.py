@@ -1,11 +1,13 @@
 """The six tasks through the tool ``bash``: their solutions by tool calls; and many resets that leave nothing."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from harbor.models.task.task import Task
 

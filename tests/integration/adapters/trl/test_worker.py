@@ -8,14 +8,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
-
-from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from harbor_gym import Sample
 from harbor_gym._runtime.portal import get_portal
@@ -29,6 +29,9 @@ from tests.helpers.policies.typists import Typist, tokenizer
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
 
+if TYPE_CHECKING:
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # seconds to import
+
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 GROUP = 4
@@ -37,7 +40,9 @@ SOLVED = {"solved_when": {"/srv/answer": "done"}}
 START_LIMIT_SEC = PATIENCE_SEC
 
 
-def config(**settings: Any) -> AsyncGRPOConfig:
+def config(**settings: Any) -> "AsyncGRPOConfig":
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+
     merged: dict[str, Any] = {"per_device_train_batch_size": GROUP, "num_generations": GROUP, **settings}
     return AsyncGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, gradient_checkpointing=False, **merged)
 

@@ -2,19 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
-pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+if find_spec("trl") is None or find_spec("openenv") is None:
+    pytest.skip('pip install "harbor-gym[trl]" "harbor-gym[openenv]"', allow_module_level=True)
 
 from harbor_gym.adapters.trl import HarborSpec
-from recipes.tiny_trl.engine import CompletionsEngine
-from recipes.tiny_trl.letters import SETTINGS, make_letter_policy, write_letter_task
-from recipes.tiny_trl.on_cpu import EngineWeights, async_grpo_on_cpu
+from tests.helpers import tiny_trl
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.letters import LETTER
 
@@ -75,20 +74,22 @@ def rewards(trainer: Any) -> list[float]:
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that writes one of four letters, saved."""
     folder = tmp_path_factory.mktemp("policy")
-    own: dict[str, Any] = SETTINGS if request.param == "terminal" else {}
-    with HarborSpec(write_letter_task(folder / "task"), agent=request.param, sandbox=LETTER, **own) as spec:
-        saved, _, _ = make_letter_policy(spec, folder / "saved")
+    own: dict[str, Any] = tiny_trl.SETTINGS if request.param == "terminal" else {}
+    with HarborSpec(tiny_trl.write_letter_task(folder / "task"), agent=request.param, sandbox=LETTER, **own) as spec:
+        saved, _, _ = tiny_trl.make_letter_policy(spec, folder / "saved")
     resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
     return saved
 
 
 @pytest.fixture
-def engine(policy: Path) -> Iterator[CompletionsEngine]:
+def engine(policy: Path) -> "Iterator[tiny_trl.CompletionsEngine]":
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with (
-        CompletionsEngine(AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)) as one,
-        async_grpo_on_cpu(),
+        tiny_trl.CompletionsEngine(
+            AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+        ) as one,
+        tiny_trl.async_grpo_on_cpu(),
     ):
         yield one
 
@@ -96,7 +97,7 @@ def engine(policy: Path) -> Iterator[CompletionsEngine]:
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
     for name in ("letters", "more_letters"):
-        write_letter_task(tmp_path / "tasks" / name)
+        tiny_trl.write_letter_task(tmp_path / "tasks" / name)
     return tmp_path / "tasks"
 
 
@@ -109,7 +110,7 @@ def test_grpo(policy: Path, tasks: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["terminal"], indirect=True)
-def test_async_grpo(policy: Path, tasks: Path, engine: CompletionsEngine, tmp_path: Path) -> None:
+def test_async_grpo(policy: Path, tasks: Path, engine: "tiny_trl.CompletionsEngine", tmp_path: Path) -> None:
     changes = {
         MODEL: repr(str(policy)),
         '"tasks"': f"{str(tasks)!r}, sandbox={LETTER!r}",
@@ -118,8 +119,8 @@ def test_async_grpo(policy: Path, tasks: Path, engine: CompletionsEngine, tmp_pa
         "rollout_worker=worker": "rollout_worker=worker, weight_transfer=transfer",
     }
     names = {
-        "settings": SETTINGS,
-        "transfer": EngineWeights(engine),
+        "settings": tiny_trl.SETTINGS,
+        "transfer": tiny_trl.EngineWeights(engine),
         "on_cpu": on_cpu(tmp_path, token_budget=-1),
     }
     trainer = run(block_with("docs/trl.md", "spec.rollout_worker"), changes, names)
@@ -128,7 +129,7 @@ def test_async_grpo(policy: Path, tasks: Path, engine: CompletionsEngine, tmp_pa
 
 @pytest.mark.parametrize("policy", ["terminal"], indirect=True)
 def test_openenv_sessions(
-    policy: Path, tasks: Path, engine: CompletionsEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: Path, tasks: Path, engine: "tiny_trl.CompletionsEngine", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trl.experimental.async_grpo import async_rollout_worker
 
@@ -142,6 +143,10 @@ def test_openenv_sessions(
         '"task:devops_task", sandbox="docker", max_turns=30': f"{task!r}, sandbox={LETTER!r}, **settings",
         "rollout_worker=worker": "rollout_worker=worker, weight_transfer=transfer",
     }
-    names = {"settings": SETTINGS, "transfer": EngineWeights(engine), "on_cpu": on_cpu(tmp_path, token_budget=-1)}
+    names = {
+        "settings": tiny_trl.SETTINGS,
+        "transfer": tiny_trl.EngineWeights(engine),
+        "on_cpu": on_cpu(tmp_path, token_budget=-1),
+    }
     trainer = run(block_with("docs/openenv.md", "TerminalRolloutWorker"), changes, names)
     assert len(rewards(trainer)) == 1

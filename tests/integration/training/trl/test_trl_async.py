@@ -2,28 +2,26 @@
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
-import torch
-from trl.experimental.async_grpo import async_rollout_worker
-from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
-from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
 from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.samplers import CompletionsSampler
-from recipes.tiny_trl.engine import CompletionsEngine
-from recipes.tiny_trl.letters import SETTINGS, make_letter_policy, write_letter_task
-from recipes.tiny_trl.on_cpu import EngineWeights, async_grpo_on_cpu, attend
-from recipes.tiny_trl.runs import METRICS_NAME, train_letters_async
+from tests.helpers import tiny_trl
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.letters import LETTER
+
+if TYPE_CHECKING:
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # seconds to import
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -32,6 +30,8 @@ GROUP = 8
 
 @pytest.mark.parametrize("shared", [0, 5])
 def test_attention_on_the_cpu(shared: int) -> None:
+    import torch
+
     torch.manual_seed(0)
     lengths = [(3, 3 + shared), (1, 1), (4, 9)]
     query = torch.randn(sum(n for n, _ in lengths), 4, 8)
@@ -40,7 +40,7 @@ def test_attention_on_the_cpu(shared: int) -> None:
         torch.tensor([0, *(n for n, _ in lengths)]).cumsum(0),
         torch.tensor([0, *(m for _, m in lengths)]).cumsum(0),
     ]
-    found = attend(query, key, value, ends[0], ends[1], 4, 9, softmax_scale=0.3)
+    found = tiny_trl.attend(query, key, value, ends[0], ends[1], 4, 9, softmax_scale=0.3)
     at = 0
     for segment, (queries, keys) in enumerate(lengths):
         first = int(ends[1][segment])
@@ -52,25 +52,27 @@ def test_attention_on_the_cpu(shared: int) -> None:
                 torch.testing.assert_close(found[at, head], expected, atol=1e-5, rtol=1e-5)
             at += 1
     with pytest.raises(UsageError, match="without a window"):
-        attend(query, key, value, ends[0], ends[1], 4, 9, window_size=(3, 0))
+        tiny_trl.attend(query, key, value, ends[0], ends[1], 4, 9, window_size=(3, 0))
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     folder = tmp_path_factory.mktemp("policy")
-    with HarborSpec(write_letter_task(folder / "task"), agent="bash", sandbox=LETTER, max_turns=3) as spec:
-        return make_letter_policy(spec, folder / "policy")
+    with HarborSpec(tiny_trl.write_letter_task(folder / "task"), agent="bash", sandbox=LETTER, max_turns=3) as spec:
+        return tiny_trl.make_letter_policy(spec, folder / "policy")
 
 
 @pytest.fixture
-def engine(policy: tuple[Path, Any, Any]) -> Iterator[CompletionsEngine]:
+def engine(policy: tuple[Path, Any, Any]) -> "Iterator[tiny_trl.CompletionsEngine]":
     from transformers import AutoModelForCausalLM
 
-    with CompletionsEngine(AutoModelForCausalLM.from_pretrained(policy[0]), policy[2]) as serving:
+    with tiny_trl.CompletionsEngine(AutoModelForCausalLM.from_pretrained(policy[0]), policy[2]) as serving:
         yield serving
 
 
-def arguments(out: Path, engine: CompletionsEngine, **settings: Any) -> AsyncGRPOConfig:
+def arguments(out: Path, engine: "tiny_trl.CompletionsEngine", **settings: Any) -> "AsyncGRPOConfig":
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+
     merged: dict[str, Any] = {
         "per_device_train_batch_size": GROUP,
         "num_generations": GROUP,
@@ -96,8 +98,10 @@ def arguments(out: Path, engine: CompletionsEngine, **settings: Any) -> AsyncGRP
 
 @pytest.mark.slow
 async def test_the_engine_returns_the_models_own_logprobs(
-    policy: tuple[Path, Any, Any], engine: CompletionsEngine
+    policy: tuple[Path, Any, Any], engine: "tiny_trl.CompletionsEngine"
 ) -> None:
+    import torch
+
     _, _, tokenizer = policy
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in ("a", "one of a b c d", "<|im_start|>user")]
     weights = {name: value.detach() * 0.5 for name, value in engine_model(engine).named_parameters()}
@@ -116,16 +120,16 @@ async def test_the_engine_returns_the_models_own_logprobs(
         engine.load([("nowhere", torch.zeros(1))])
 
 
-def engine_model(engine: CompletionsEngine) -> Any:
+def engine_model(engine: "tiny_trl.CompletionsEngine") -> Any:
     return engine._model  # pyright: ignore[reportPrivateUsage]  # the reference is the model itself
 
 
 @pytest.mark.slow
 def test_the_ratio_is_one_where_no_update_came_between(tmp_path: Path) -> None:
-    rewards = train_letters_async(
+    rewards = tiny_trl.train_letters_async(
         tmp_path, sandbox=LETTER, steps=3, group_size=GROUP, max_staleness=0, warm_start_steps=150
     )
-    rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / tiny_trl.METRICS_NAME).read_text().splitlines()]
     assert len(rewards) == len(rows) == 3
     assert all(0 <= reward <= 1 for reward in rewards)
     # accelerate reads one batch ahead: the second one was sampled before the first update, at any staleness.
@@ -138,13 +142,17 @@ def test_the_ratio_is_one_where_no_update_came_between(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_training_whose_groups_are_all_lost_ends(
-    policy: tuple[Path, Any, Any], engine: CompletionsEngine, tmp_path: Path
+    policy: tuple[Path, Any, Any], engine: "tiny_trl.CompletionsEngine", tmp_path: Path
 ) -> None:
-    task, args = write_letter_task(tmp_path / "task"), arguments(tmp_path / "out", engine)
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+
+    task, args = tiny_trl.write_letter_task(tmp_path / "task"), arguments(tmp_path / "out", engine)
     options = {"fail": {"start": 1}}
     with (
-        HarborSpec(task, agent="terminal", sandbox=LETTER, sandbox_options=options, max_retries=0, **SETTINGS) as spec,
-        async_grpo_on_cpu(),
+        HarborSpec(
+            task, agent="terminal", sandbox=LETTER, sandbox_options=options, max_retries=0, **tiny_trl.SETTINGS
+        ) as spec,
+        tiny_trl.async_grpo_on_cpu(),
     ):
         trainer: Any = AsyncGRPOTrainer(
             model=str(policy[0]),
@@ -152,7 +160,7 @@ def test_a_training_whose_groups_are_all_lost_ends(
             train_dataset=spec.train_dataset,
             processing_class=policy[2],
             rollout_worker=spec.rollout_worker(args, policy[2], model="policy", max_lost_groups=2),
-            weight_transfer=EngineWeights(engine),
+            weight_transfer=tiny_trl.EngineWeights(engine),
         )
         with pytest.raises(HarborGymError, match=r"2 groups of 8 episodes in a row .*sandbox_start: 8"):
             trainer.train()
@@ -160,8 +168,11 @@ def test_a_training_whose_groups_are_all_lost_ends(
 
 @pytest.mark.slow
 def test_trls_own_worker_takes_the_async_factory(
-    policy: tuple[Path, Any, Any], engine: CompletionsEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: tuple[Path, Any, Any], engine: "tiny_trl.CompletionsEngine", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from trl.experimental.async_grpo import async_rollout_worker
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+
     # It asks for the package, and speaks to the server alone.
     monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
     # At the end it plays its running episodes to their end. TRL would kill it after 20 seconds, and not collect it.
@@ -170,15 +181,15 @@ def test_trls_own_worker_takes_the_async_factory(
     # Samples are chance: small steps keep the names of tools readable, and four of them hardly lack a reward.
     own: dict[str, Any] = {"max_steps": 4, "learning_rate": 0.02, "max_inflight_tasks": 2, "max_staleness": 4}
     args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, **own)
-    task = write_letter_task(tmp_path / "task")
-    with HarborSpec(task, agent="bash", sandbox=LETTER, max_turns=3) as spec, async_grpo_on_cpu():
+    task = tiny_trl.write_letter_task(tmp_path / "task")
+    with HarborSpec(task, agent="bash", sandbox=LETTER, max_turns=3) as spec, tiny_trl.async_grpo_on_cpu():
         trainer: Any = AsyncGRPOTrainer(
             model=str(policy[0]),
             args=args,
             train_dataset=spec.train_dataset,
             processing_class=policy[2],
             environment_factory=spec.async_environment_factory,
-            weight_transfer=EngineWeights(engine),
+            weight_transfer=tiny_trl.EngineWeights(engine),
         )
         trainer.train()
     rows = [row for row in trainer.state.log_history if "reward" in row]

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import write_task

@@ -3,17 +3,18 @@
 import json
 import logging
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
 from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.testing import FakeEnvironment
-from recipes.tiny_trl.letters import ANSWER, LETTERS, RIGHT, SETTINGS, make_letter_policy, write_letter_task
-from recipes.tiny_trl.runs import METRICS_NAME, train_letters
+from tests.helpers import tiny_trl
 from tests.helpers.sandboxes.fake_episodes import FAKE
 
 pytestmark = [
@@ -23,7 +24,6 @@ pytestmark = [
 ]
 
 GROUP = 8
-LETTER = {"solved_when": {ANSWER: RIGHT}}
 SECOND_IS_LOST = "tests.integration.training.trl.test_trl_training:SecondIsLost"
 
 
@@ -37,19 +37,23 @@ class SecondIsLost(FakeEnvironment):
         super().__init__(*args, **kwargs, fail={"verifier": 1} if SecondIsLost.made % 2 else {})
 
 
+def solved() -> dict[str, Any]:
+    return {"solved_when": {tiny_trl.ANSWER: tiny_trl.RIGHT}}
+
+
 @pytest.fixture(scope="module", params=["bash", "terminal"])
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
     """The agent, and a policy for it."""
     folder = tmp_path_factory.mktemp("policy")
-    own: dict[str, Any] = SETTINGS if request.param == "terminal" else {}
-    with HarborSpec(write_letter_task(folder / "task"), agent=request.param, sandbox=FAKE, **own) as spec:
-        _, model, tokenizer = make_letter_policy(spec, folder / "policy")
+    own: dict[str, Any] = tiny_trl.SETTINGS if request.param == "terminal" else {}
+    with HarborSpec(tiny_trl.write_letter_task(folder / "task"), agent=request.param, sandbox=FAKE, **own) as spec:
+        _, model, tokenizer = tiny_trl.make_letter_policy(spec, folder / "policy")
     return request.param, model, tokenizer
 
 
 @pytest.fixture
 def letter_task(tmp_path: Path) -> Path:
-    return write_letter_task(tmp_path / "pick_letter")
+    return tiny_trl.write_letter_task(tmp_path / "pick_letter")
 
 
 def train(spec: HarborSpec, policy: tuple[str, Any, Any], out: Path, *, steps: int = 1) -> Any:
@@ -84,7 +88,7 @@ def train(spec: HarborSpec, policy: tuple[str, Any, Any], out: Path, *, steps: i
 
 
 def make(task: Path, policy: tuple[str, Any, Any], **settings: Any) -> HarborSpec:
-    own = SETTINGS if policy[0] == "terminal" else {}
+    own = tiny_trl.SETTINGS if policy[0] == "terminal" else {}
     merged: dict[str, Any] = {"agent": policy[0], "sandbox": FAKE, "max_turns": 3, **own, **settings}
     return HarborSpec(task, **merged)
 
@@ -97,7 +101,8 @@ def wrote(completion: list[dict[str, Any]]) -> str:
     """Return the last letter that a rollout wrote into the file; empty if none."""
     is_shown = any(message["role"] == "tool" for message in completion)
     shown = [str(message["content"]) for message in completion if message["role"] == "tool" or not is_shown]
-    found = re.findall(rf"^\$ echo ([{LETTERS}]) > {ANSWER}$|# echo ([{LETTERS}]) > {ANSWER}$", "\n".join(shown), re.M)
+    letter, answer = f"([{tiny_trl.LETTERS}])", tiny_trl.ANSWER
+    found = re.findall(rf"^\$ echo {letter} > {answer}$|# echo {letter} > {answer}$", "\n".join(shown), re.M)
     return "".join(found[-1]) if found else ""
 
 
@@ -107,7 +112,7 @@ def is_changed(policy: tuple[str, Any, Any], before: list[Any]) -> bool:
 
 def test_rewards_arrive_and_the_policy_changes(policy: tuple[str, Any, Any], letter_task: Path, tmp_path: Path) -> None:
     before = weights(policy)
-    with make(letter_task, policy, sandbox_options=LETTER) as spec:
+    with make(letter_task, policy, sandbox_options=solved()) as spec:
         trainer = train(spec, policy, tmp_path / "out", steps=2)
     steps = [row for row in trainer.state.log_history if "reward" in row]
     assert len(steps) == 2
@@ -126,7 +131,7 @@ def test_lost_episodes_are_left_out(
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, logger="harbor_gym"),
-        make(letter_task, policy, sandbox=SECOND_IS_LOST, sandbox_options=LETTER, max_retries=0) as spec,
+        make(letter_task, policy, sandbox=SECOND_IS_LOST, sandbox_options=solved(), max_retries=0) as spec,
     ):
         trainer = train(spec, policy, tmp_path / "out")
     (row,) = [row for row in trainer.state.log_history if "reward" in row]
@@ -152,8 +157,10 @@ def test_a_group_that_is_lost_whole_trains_nothing(
 @pytest.mark.local
 @pytest.mark.parametrize("agent", ["bash", "terminal"])
 def test_on_a_real_sandbox(agent: str, tmp_path: Path) -> None:
-    rewards = train_letters(tmp_path, agent=agent, sandbox="local", steps=2, group_size=GROUP, warm_start_steps=150)
-    rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
+    rewards = tiny_trl.train_letters(
+        tmp_path, agent=agent, sandbox="local", steps=2, group_size=GROUP, warm_start_steps=150
+    )
+    rows = [json.loads(line) for line in (tmp_path / tiny_trl.METRICS_NAME).read_text().splitlines()]
     assert rewards == [row["reward"] for row in rows]
     assert len(rows) == 2
     assert sum(rewards) > 0, "the policy writes the right letter one time in four"
