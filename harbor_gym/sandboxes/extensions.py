@@ -137,7 +137,7 @@ class SupportsExecArgv(Protocol):
 class SupportsExecPipes(Protocol):
     """A sandbox that also starts commands with pipes itself, which saves a process of this machine."""
 
-    async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedProcess:
+    async def exec_pipes(self, command: str, *, user: str | int | None = None, directory: str = "") -> PipedProcess:
         """Start ``command`` and return while it runs; the caller ends it and awaits its ``wait``.
 
         Standard error is discarded. The command ends when it is killed and with the sandbox; closing its input ends it
@@ -146,6 +146,8 @@ class SupportsExecPipes(Protocol):
         Args:
             command: Shell text, as for :meth:`SupportsExec.exec`.
             user: As for :meth:`SupportsExec.exec`.
+            directory: A directory that the command makes for its user alone unless it finds it: a sandbox that can
+                make it in the user's name saves the command a process. Empty for none.
 
         Raises:
             SandboxLostError: The sandbox is not running.

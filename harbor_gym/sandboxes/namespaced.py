@@ -25,7 +25,7 @@ from harbor_gym.errors import (
 )
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
-from harbor_gym.sandboxes.archive.transfers import Way
+from harbor_gym.sandboxes.archive.transfers import Way, knowing_empty
 from harbor_gym.sandboxes.declared import is_trials_own, no_account, require_workdir
 from harbor_gym.sandboxes.entrypoint import Entrypoint, Services, await_services
 from harbor_gym.sandboxes.extensions import ExecTimeoutError
@@ -58,6 +58,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         self._ending: asyncio.Future[None] | None = None
         self._is_started = self._has_argv_outside = self._is_copy = False
         self._commands_before_vacancy = -1
+        self._empty: set[str] = set()
         super().__init__(*args, **kwargs)
 
     @override
@@ -232,6 +233,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             SandboxError: No such user in the sandbox.
             SandboxLostError: The sandbox is not running.
         """
+        if path in self._known_empty and self._user(user).split(":")[0] in ("root", "0"):
+            return True
         return (await self._look(path, user))["is_dir"]
 
     @override
@@ -279,6 +282,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         return await self._running().clean_up("look", arguments, timeout_sec=_LOOK_TIMEOUT_SEC)
 
     async def _change(self, work: str, arguments: Mapping[str, Any]) -> ExecResult:
+        self._empty.clear()  # it may remove one
         answer = await self._running().clean_up(work, arguments, timeout_sec=_DIRECTORIES_TIMEOUT_SEC)
         problem: str = answer["problem"]
         return ExecResult(stdout="", stderr=problem and f"{problem}\n", return_code=1 if problem else 0)
@@ -310,6 +314,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             return {"stopped": 0, "left": 0, "oom_kills": self.memory_kills}
         commands = self._running().commands
         answer = await self._running().clean_up(work, arguments, timeout_sec=timeout_sec)
+        if work == "open_grading":
+            self._empty = {*self._carried_logs()}.intersection(answer["empty"])
         if work == "stop" and not arguments["own"] and not answer["left"]:
             self._commands_before_vacancy = commands
         return {**answer, "oom_kills": self.memory_kills}
@@ -403,9 +409,14 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """Return whether the sandbox itself, with its first process and its supervisor, still runs."""
         return self._sandbox is not None and self._sandbox.is_running
 
+    @property
+    def _known_empty(self) -> set[str]:
+        """The log directories that were empty when grading was opened, in each view, while no process is inside."""
+        return self._empty if self._is_vacant else set()
+
     @override
     def _way(self) -> Way:
-        return self._running().carry
+        return knowing_empty(self._running().carry, self._known_empty)
 
     def _running(self) -> Sandbox:
         if self._sandbox is None:

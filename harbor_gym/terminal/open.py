@@ -186,6 +186,7 @@ async def _open_by_channel(
             ready=ready,
             max_answer_bytes=max_answer_bytes(config),
             given="".join(texts.values()),
+            directory="" if root else f"/run/.terminal-{nonce.removeprefix('@')}",
         )
     except ChannelBrokenError as error:
         logger.debug("no channel at once for sandbox %s: %s", environment.session_id, error)

@@ -125,6 +125,26 @@ Way = Callable[[Mapping[str, Any], Work], Awaitable[None]]
 """Does one sandbox's transfers: takes the spec for the sandbox's side, and this machine's work."""
 
 
+def knowing_empty(way: Way, empty: set[str]) -> Way:
+    """Return a way that asks nobody for a download of an empty directory, or for an upload of nothing to it.
+
+    Args:
+        way: The sandbox's.
+        empty: The paths of its directories that are empty; any other upload clears it.
+    """
+
+    async def carry(spec: Mapping[str, Any], work: Work) -> None:
+        is_upload_of_nothing = isinstance(work, Receiving) and work.first == _NOTHING
+        if spec["path"] in empty and (spec["work"] == "download_dir" or is_upload_of_nothing):
+            work(Stream(-1, _NOTHING), lambda: None)
+            return
+        if spec["work"].startswith("upload"):
+            empty.clear()
+        await way(spec, work)
+
+    return carry
+
+
 _Kind = Literal["upload_file", "upload_dir", "download_file", "download_dir"]
 
 
@@ -211,6 +231,17 @@ def _packed(send: Callable[[Stream, Allowance], None]) -> bytes | None:
     except TransferError:
         return None
     return stream.records if len(stream.records) <= AT_ONCE_BYTES else None
+
+
+def _end() -> bytes:
+    stream = Collected()
+    stream.send(END)
+    stream.flush()
+    return stream.records
+
+
+_NOTHING = _end()
+"""The records of an empty directory, and of a confirmation."""
 
 
 def _confirmed(stream: Stream, _check: Callable[[], None]) -> None:

@@ -335,7 +335,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     async def _run(self, request: CommandSpec, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
         return await self._running().run(request, timeout_sec=timeout_sec, on_chunk=on_chunk)
 
-    async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedCommand:
+    async def exec_pipes(self, command: str, *, user: str | int | None = None, directory: str = "") -> PipedCommand:
         """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
 
         It serves the purpose of :meth:`exec_argv` without a process of this machine. The command ends when it is
@@ -344,11 +344,12 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         Args:
             command: Shell text.
             user: The process's user.
+            directory: Made first by that user for himself alone, where he can.
 
         Raises:
             SandboxLostError: The sandbox is not running.
         """
-        return await self._open(self._request(command, user=user))
+        return await self._open(self._request(command, user=user)._replace(directory=directory))
 
     @property
     def is_forkable(self) -> bool:

@@ -19,7 +19,8 @@ fail() {
     exit 0
 }
 
-dir=
+# The sandbox may have made it for this process. Nobody else knows its name before.
+dir=/run/.terminal-${nonce#@}
 hash tmux 2>/dev/null || fail no-tmux
 # What was brought along stays off the pane's PATH, and its locale out of the pane's environment.
 tmux=${BASH_CMDS[tmux]} path=${PATH#"$tools:"}
@@ -30,12 +31,13 @@ if [ -n "$tools" ]; then
 fi
 is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)); }
 
-[ "$part" = root ] || dir=$part
+dir=$part
+[ "$part" != root ] || dir=''
 for base in ${dir:+""} /run /dev/shm /var/tmp "$HOME" /tmp; do
     [ -n "$base" ] || break
     dir=$base/.terminal-${nonce#@}
     # shellcheck disable=SC2015  # the next directory is tried after whichever of them fails
-    [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null || continue
+    [ -O "$dir" ] || { [ -w "$base" ] && mkdir -m 700 "$dir"; } 2>/dev/null || continue
     printf '%s\n' "$step" >"$dir/step" &&
         printf '%s\n' "${rc//@NONCE@/$nonce}" >"$dir/rc" &&
         printf '%s\n' "$PATH" >"$dir/path" && break

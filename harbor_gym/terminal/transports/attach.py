@@ -26,11 +26,13 @@ def has_pipes(environment: "BaseEnvironment") -> bool:
     return isinstance(environment, SupportsExecPipes) and isinstance(environment, SupportsExecArgv)
 
 
-async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> PipedProcess | None:
+async def exec_pipes(
+    environment: "BaseEnvironment", command: str, *, user: str | int | None, directory: str = ""
+) -> PipedProcess | None:
     """Start ``command`` in the sandbox with pipes; None if the environment supports no such thing.
 
     An environment does as :class:`harbor_gym.sandboxes.extensions.SupportsExecPipes`, which saves a process compared
-    with ``exec_argv``.
+    with ``exec_argv``; ``directory`` is what that makes of it.
 
     Raises:
         SandboxLostError: The sandbox is gone.
@@ -38,7 +40,7 @@ async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str 
     if not (isinstance(environment, SupportsExecPipes) and isinstance(environment, SupportsExecArgv)):
         return None
     with lost_for_all_else(environment, "take a command with pipes"):
-        return await environment.exec_pipes(command, user=user)
+        return await environment.exec_pipes(command, user=user, directory=directory)
 
 
 async def start_piped(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> PipedProcess | None:

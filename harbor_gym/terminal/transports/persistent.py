@@ -30,6 +30,7 @@ async def open_channel(
     ready: str,
     max_answer_bytes: int,
     given: str = "",
+    directory: str = "",
 ) -> Channel | None:
     """Start ``command`` in the sandbox with pipes, and wait until it reports that it is ``ready``.
 
@@ -40,6 +41,7 @@ async def open_channel(
         ready: The word before "ready" in the line that reports it.
         max_answer_bytes: Limit of one answer.
         given: The beginning of its input.
+        directory: As for :func:`exec_pipes`.
 
     Returns:
         The channel; None where the environment supports no channel.
@@ -49,7 +51,7 @@ async def open_channel(
         SandboxLostError: The sandbox is gone.
     """
     greeting = f"{ready} ready"
-    if (process := await exec_pipes(environment, command, user=user)) is not None:
+    if (process := await exec_pipes(environment, command, user=user, directory=directory)) is not None:
         return await Channel.over(process, given, ready=greeting, max_answer_bytes=max_answer_bytes)
     if (argv := await enter_argv(environment, command, user=user)) is not None:
         return await Channel.open(argv, given, ready=greeting, max_answer_bytes=max_answer_bytes)

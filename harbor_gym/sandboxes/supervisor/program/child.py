@@ -17,7 +17,7 @@ import files
 from kernel import cgroups, system_calls
 from kernel.calls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, drop_privileges
 from kernel.capabilities import RANKS
-from kernel.steps import Steps
+from kernel.steps import ANY, AT_FDCWD, Steps
 from messages import MAX_OPEN_FILES, OPEN_FILES, CommandSpec
 
 _MAX_ARGUMENT_BYTES = 128 << 10
@@ -118,6 +118,8 @@ def steps_of(
     system_calls.install(steps)
     steps.call("chdir", spec.cwd, what=f"working directory {spec.cwd!r} can't be entered")
     drop_privileges(steps, command.uid, command.gid, command.groups, RANKS[spec.rank])
+    if spec.directory:
+        steps.call("mkdirat", AT_FDCWD, spec.directory, 0o700, tolerates=ANY)
     if dies_with_parent:
         steps.call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if spec.is_root:

@@ -56,7 +56,7 @@ def prepare(target: Target, directories: dict[str, int | None], users: list[str]
         os.unlink(FIRST)  # noqa: PTH108  # pathlib would cost 20 ms of imports at every start
         _cover()
         steps = Steps()
-        files.make_directories_by(steps, directories)
+        files.make_directories_by(steps, *directories.items())
         files.require_shell_by(steps)
         steps.perform()
         known = accounts.read()

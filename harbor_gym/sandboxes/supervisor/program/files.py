@@ -30,14 +30,14 @@ def remake_directories(modes: dict[str, int | None]) -> None:
             os.chmod(path, mode)  # noqa: PTH101  # as above
 
 
-def make_directories_by(steps: Steps, modes: dict[str, int | None]) -> None:
+def make_directories_by(steps: Steps, *modes: tuple[str, int | None]) -> None:
     """Make each missing directory, with its parents, and set its mode, if any; another entry of its name is a failure.
 
     Args:
         steps: Where to add the calls.
-        modes: Path → mode; None keeps the mode of an existing one.
+        modes: Path and mode; None keeps the mode of an existing one.
     """
-    for path, mode in modes.items():
+    for path, mode in modes:
         make_directory_by(steps, path)
         steps.call(
             "openat", AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, keeps=True, what=f"directory {path}"

@@ -208,6 +208,9 @@ class CommandSpec(NamedTuple):
     joins_outputs: bool = False
     """Whether standard error goes where standard output goes."""
 
+    directory: str = ""
+    """A directory that the user makes first, for himself alone; nothing happens where he can't. Empty for none."""
+
     # The sandbox fills in the following fields.
     identity: Identity | None = None
     """The user's ids before the policy; None: to be looked up in the sandbox's own accounts."""

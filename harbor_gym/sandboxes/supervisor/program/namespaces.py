@@ -39,6 +39,7 @@ from kernel.calls import (
     pivot_root,
     write_file,
 )
+from kernel.capabilities import RANKS
 from kernel.ids import Ids
 from kernel.steps import AT_EMPTY_PATH, AT_FDCWD, KEPT, Steps, failure
 from messages import SupervisorConfig
@@ -304,11 +305,11 @@ class NamespaceBuild:
         dress(steps, "root", self._cgroup_mounts)
         pivot_root(steps, "root")
         if not self._config.is_copy:  # else all of this is there, as far as the policy left it
-            files.make_directories_by(steps, self._config.directories)
-            files.require_shell_by(steps)
+            steps.add(files.make_directories_by, *self._config.directories.items())
+            steps.add(files.require_shell_by)
         steps.call("setsid")
         # One capability more than any command has: no process inside may inspect it or write its memory.
-        bound_capabilities(steps, CAP_SYS_PTRACE)
+        steps.add(bound_capabilities, CAP_SYS_PTRACE)
         for target, handle in enumerate((self._stdin, self._stdout, self._report)):
             steps.call("dup3", handle, target, 0)
         bound_open_files(steps)
@@ -331,6 +332,24 @@ def open_network(config: SupervisorConfig) -> None:
 
 def dress(steps: Steps, root: str, cgroup_mounts: list[tuple[str, str]]) -> None:
     """Mount /dev, /proc and /sys on a root directory, from inside the sandbox's namespaces but with the old root."""
+    steps.add(_dress_alike, root)
+    for source, target in cgroup_mounts:
+        files.make_directory_by(steps, f"{root}{target}")
+        bind_read_only(steps, source, f"{root}{target}", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _close(steps, f"{root}/sys")
+
+
+def prepare(config: SupervisorConfig) -> None:
+    """Encode the calls that are the same in each sandbox, or at least where the configuration is."""
+    Steps.prepare(_dress_alike, "root")
+    Steps.prepare(files.make_directories_by, *config.directories.items())
+    Steps.prepare(files.require_shell_by)
+    for kept in ((CAP_SYS_PTRACE,), *RANKS.values()):
+        Steps.prepare(bound_capabilities, *kept)
+
+
+def _dress_alike(steps: Steps, root: str) -> None:
+    """Do what is the same in each sandbox."""
     for name in ("dev", "proc", "sys"):
         what = f"the image's /{name} is not a directory"
         steps.call("openat", AT_FDCWD, f"{root}/{name}", _DIRECTORY, keeps=True, what=what)
@@ -343,10 +362,6 @@ def dress(steps: Steps, root: str, cgroup_mounts: list[tuple[str, str]]) -> None
         bind_read_only(steps, source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC, if_there=True)
     sys_options = "mode=0755,size=64k,nr_inodes=16"
     mount_by(steps, "tmpfs", f"{root}/sys", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, sys_options)
-    for source, target in cgroup_mounts:
-        files.make_directory_by(steps, f"{root}{target}")
-        bind_read_only(steps, source, f"{root}{target}", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    _close(steps, f"{root}/sys")
 
 
 def _mount_devices(steps: Steps, directory: str) -> None:

@@ -45,7 +45,7 @@ from kernel.calls import (
 from kernel.capabilities import POLICY
 from kernel.ids import Ids
 from kernel.procfs import is_exiting, start_time
-from kernel.steps import Steps, failure
+from kernel.steps import failure
 from messages import NAMESPACES, CommandSpec, Identity, MessageError, SupervisorConfig, Target, parse, to_json
 from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
@@ -471,7 +471,7 @@ def warm_up(data: object) -> None:
             packet_filter.messages(config.closed_networks, config.name_server)
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # as a forkserver is
             json.loads(json.dumps(data))
-            namespaces.dress(Steps(), "root", [])
+            namespaces.prepare(config)
             steps_of(resolve(_ANY_COMMAND), 0, []).content()
             parse(CommandSpec, json.loads(to_json(_ANY_COMMAND)))
             parse(Target, json.loads(to_json(Target(0, "", (), config.cgroups, False, config.filters))))

@@ -65,11 +65,12 @@ def open_grading(directories: dict[str, list[int]], *, is_full: bool, ids: Ids) 
         ids: The mapping of the sandbox's user ids.
 
     Returns:
-        The ``problem``, if there is one, and ``is_full``.
+        The ``problem``, if there is one, ``is_full``, and which of them are ``empty``.
     """
     os.umask(0o022)
     problems = [removal.make_again(path, state, ids.outside(0)) for path, state in directories.items()]
-    return {"problem": "; ".join(filter(None, problems)), "is_full": is_full}
+    empty = [path for path in directories if removal.is_empty_directory(path)]
+    return {"problem": "; ".join(filter(None, problems)), "is_full": is_full, "empty": empty}
 
 
 def stop(

@@ -110,6 +110,19 @@ def _make(path: str, root: int) -> None:
     os.chown(path, root, root, follow_symlinks=False)
 
 
+def is_empty_directory(path: str) -> bool:
+    """Return whether a directory has no entries."""
+    try:
+        handle = os.open(path, _DIRECTORY)
+        try:
+            with os.scandir(handle) as entries:
+                return next(entries, None) is None
+        finally:
+            os.close(handle)
+    except OSError:
+        return False
+
+
 def hand_over(path: str, uid: int | None) -> None:
     """Give a directory to a user, or make it writable for all."""
     with contextlib.suppress(OSError):

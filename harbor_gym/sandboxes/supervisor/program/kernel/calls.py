@@ -269,7 +269,7 @@ def drop_privileges(steps: Steps, uid: int, gid: int, groups: Sequence[int], ran
     Root gets a rank's capabilities at the next execve, from the bounding set. Other users must keep theirs over it:
     otherwise root of a lower rank could become such a user and access its processes.
     """
-    bound_capabilities(steps, *rank)
+    steps.add(bound_capabilities, *rank)
     what = f"user id {uid} or one of its groups {groups} is none that this sandbox has"
     become_user(steps, uid, gid, groups, what=what, holds=rank if uid else ())
 

@@ -8,12 +8,13 @@ import fcntl
 import os
 import signal
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 _AT = 0x10000000
 """The list's address, where it has pointers into itself."""
 _FORK, ANY = -1, -1
-_HEADER, _WORDS = struct.Struct("2q"), 13
+_HEADER, _STEP = struct.Struct("2q"), struct.Struct("13q")
 _WORD_BYTES = 8
 _NONE = [(0,) * (6 - given) for given in range(7)]
 KEPT = -(1 << 62)
@@ -36,6 +37,10 @@ _NUMBERS = {
 _MAP_PRIVATE_FIXED_ANONYMOUS, _READ_WRITE = 0x32, 3
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _libc = ctypes.CDLL(None, use_errno=True)
+_prepared: dict[tuple[Any, ...], bytes] = {}
+"""The calls of :meth:`Steps.prepare`, by what adds them."""
+_prepared_data = bytes(_HEADER.size)
+"""What each list begins with: the data of those calls."""
 
 
 class Steps:
@@ -51,10 +56,33 @@ class Steps:
         self.inherited = [*inherited]
         if report >= 0:
             self.inherited.append(report)
-        self._data = bytearray(_HEADER.size)
+        self._data = bytearray(_prepared_data)
         self._places: dict[bytes, int] = {}
         self._texts: dict[str, int] = {}
-        self._words: list[int] = []
+        self._words = bytearray()
+
+    def add(self, build: Callable[..., None], *arguments: Any) -> None:
+        """Add the calls that ``build(self, *arguments)`` adds: at once where :meth:`prepare` had the same."""
+        prepared = _prepared.get((build, *arguments))
+        if prepared is None:
+            build(self, *arguments)
+        else:
+            self._words += prepared
+
+    @staticmethod
+    def prepare(build: Callable[..., None], *arguments: Any) -> None:
+        """Encode the calls that ``build(steps, *arguments)`` adds, for :meth:`add` in this process and those it forks.
+
+        Args:
+            build: A function; what it adds depends on its arguments alone, of which none is a descriptor.
+            arguments: Its arguments.
+        """
+        global _prepared_data
+        if (build, *arguments) not in _prepared:
+            steps = Steps()
+            build(steps, *arguments)
+            _prepared[build, *arguments] = bytes(steps._words)
+            _prepared_data = bytes(steps._data)
 
     def data(self, content: bytes) -> int:
         """Add data that a call points to; return its address, at which other such data may be as well."""
@@ -112,10 +140,8 @@ class Steps:
             keeps: Whether to keep the result.
         """
         words = [self.text(value) if isinstance(value, str) else value for value in arguments]
-        shown = self.text(what or name)
-        self._words += (_NUMBERS[name], tolerates, least, skips_after_error, skips_after_success, keeps, shown)
-        self._words += words
-        self._words += _NONE[len(words)]
+        conditions = tolerates, least, skips_after_error, skips_after_success, keeps
+        self._words += _STEP.pack(_NUMBERS[name], *conditions, self.text(what or name), *words, *_NONE[len(words)])
 
     def refuse(self, what: str) -> None:
         """End the list with a failure."""
@@ -123,7 +149,7 @@ class Steps:
 
     def fork(self, report: int) -> None:
         """Go on as a child; its parent writes the child's id to a descriptor, as a C ``long``, and ends."""
-        self._words += (_FORK, 0, 0, 0, 0, 0, self.text("fork"), report, *_NONE[1])
+        self._words += _STEP.pack(_FORK, 0, 0, 0, 0, 0, self.text("fork"), report, *_NONE[1])
 
     def close_on_execute(self) -> None:
         """Let the next program inherit none of the descriptors."""
@@ -152,7 +178,7 @@ class Steps:
         """Return the list as the static program reads it."""
         first = _AT + len(self._data)
         _HEADER.pack_into(self._data, 0, self._report, first)
-        return bytes(self._data) + struct.pack(f"{len(self._words)}q", *self._words)
+        return bytes(self._data + self._words)
 
     def arguments(self) -> list[str]:
         """Return the static program's arguments; the last descriptor in :attr:`inherited` has the list from now on."""
@@ -214,15 +240,15 @@ class Steps:
         ctypes.memmove(_AT, content, len(content))
         kept = step = 0
         while step < len(self._words):
-            number, tolerated, least, failed, done, keeps, what, *values = self._words[step : step + _WORDS]
+            number, tolerated, least, failed, done, keeps, what, *values = _STEP.unpack_from(self._words, step)
             result = _libc.syscall(*(ctypes.c_long(kept if value == KEPT else value) for value in (number, *values)))
-            step += _WORDS
+            step += _STEP.size
             error = ctypes.get_errno() if result < 0 else 0
             if result >= least:
                 kept = result if keeps else kept
-                step += done * _WORDS
+                step += done * _STEP.size
             elif error and tolerated in (ANY, error):
-                step += failed * _WORDS
+                step += failed * _STEP.size
             else:
                 raise OSError(_failure_text(error, ctypes.string_at(what)))
 
