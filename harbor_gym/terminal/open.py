@@ -11,7 +11,7 @@ from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, TerminalStartError
 from harbor_gym.sandboxes.extensions import SupportsProcessCopies, SupportsTerminal
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
-from harbor_gym.terminal.scripts import call_in_bash, read_script, reader
+from harbor_gym.terminal.scripts import call_in_bash, read_script, reader, split_step
 from harbor_gym.terminal.session import Terminal
 from harbor_gym.terminal.tmux import Session, TmuxTerminal
 from harbor_gym.terminal.tools import ensure_tmux, path_prefix
@@ -146,10 +146,7 @@ async def _open_root(
 ) -> str:
     """Start the session's server as the process above all that the policy starts; return its one line."""
     ready = f"@{secrets.token_hex(8)}"
-    texts = {
-        "step": read_script("step"),
-        "script": with_arguments(read_script("open"), (*_open_arguments(nonce, config, tools), "", "root")),
-    }
+    texts = _texts(nonce, config, tools, "", "root")
     process = await environment.exec_root(path_prefix(tools) + reader(ready, **texts), user=user)
     try:
         assert process.stdin is not None
@@ -174,10 +171,7 @@ async def _open_by_channel(
 ) -> Channel | None:
     """Open a session by the process that then serves it, which saves a trip; None where that fails."""
     ready = f"@{secrets.token_hex(8)}"
-    texts = {
-        "step": read_script("step"),
-        "script": with_arguments(read_script("open"), (*_open_arguments(nonce, config, tools), ready, root)),
-    }
+    texts = _texts(nonce, config, tools, ready, root)
     try:
         return await open_channel(
             environment,
@@ -193,11 +187,18 @@ async def _open_by_channel(
         return None
 
 
+def _texts(nonce: str, config: TerminalConfig, tools: str | None, ready: str, part: str) -> dict[str, str]:
+    """Return what a process reads that opens a session, by the names of its variables."""
+    seldom, step = split_step(read_script("step"))
+    script = with_arguments(read_script("open"), (*_open_arguments(nonce, config, tools), ready, part))
+    return {"seldom": seldom, "step": step, "script": script}
+
+
 def _open_command(nonce: str, config: TerminalConfig, tools: str | None, root: str) -> str:
     """Return the shell text that opens a session."""
     call = call_in_bash("open", *_open_arguments(nonce, config, tools), "", root)
     no_bash = f"echo '{nonce} fail no-bash'; exit 0"
-    step = f"export step={shlex.quote(read_script('step'))}"
+    step = f"export seldom= step={shlex.quote(read_script('step'))}"
     return f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ {no_bash}; }}; {step}; {call}"
 
 

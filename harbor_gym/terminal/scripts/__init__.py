@@ -1,12 +1,24 @@
 """The scripts that run in the sandbox."""
 
 import functools
+import re
 import shlex
 from pathlib import Path
 
 from harbor_gym._runtime.shell_text import without_comments
 
 _SCRIPTS = Path(__file__).parent
+_FUNCTION = re.compile(r"^(\w+)\(\) \{(?:[^\n]*\}|\n.*?\n\}[^\n]*)\n", re.MULTILINE | re.DOTALL)
+_SELDOM = (
+    "at_same_prompt", "at_shell", "await_dead_pane", "edits_hidden", "end_wait", "examine_name", "examine_panes",
+    "examine_strays", "examine_within", "find_remains", "find_source", "foreground_has_run", "foreground_runs",
+    "holds_terminal", "is_continuation", "is_counter", "is_ending", "is_go_watching", "is_internal", "is_master",
+    "is_own_pair", "is_tended_quietly", "judge", "judge_hidden", "kill_tree", "paste_keys", "print_buffer", "quote",
+    "read_limit", "read_memory", "read_note", "read_prompt", "read_syscall_as_owner", "reads_beside",
+    "reads_secret", "recall_typing", "restore", "show_again", "show_frame", "still_waits", "take_over",
+    "wait_exactly",
+)  # fmt: skip
+"""Functions of the step script that a session which only sees prompts does not call."""
 
 
 def read_source(name: str) -> str:
@@ -19,6 +31,19 @@ def read_source(name: str) -> str:
 def read_script(name: str) -> str:
     """Return a script as it is sent: without comment lines."""
     return without_comments(read_source(name))
+
+
+def split_step(script: str) -> tuple[str, str]:
+    """Return the seldom called functions of the step script, and the rest with a substitute for each that it calls.
+
+    The first call of a substitute makes bash read them all, from the variable ``seldom``: it takes half as long to read
+    the rest alone. Where that variable is empty, there are no substitutes.
+    """
+    seldom = {match[1]: match[0] for match in _FUNCTION.finditer(script) if match[1] in _SELDOM}
+    rest = _FUNCTION.sub(lambda match: "" if match[1] in _SELDOM else match[0], script)
+    called = [name for name in seldom if re.search(rf"\b{name}\b", rest)]
+    substitutes = "".join(f'{name}() {{ eval "$seldom"; {name} "$@"; }}\n' for name in called)
+    return "".join(seldom.values()), f'[ -z "$seldom" ] || {{\n{substitutes}}}\n{rest}'
 
 
 def reader(key: str, **texts: str) -> str:

@@ -4,9 +4,9 @@
 # ready is empty, or what to serve steps under: then this process goes on to do that, and reports it after a failure too.
 # part is empty, or "root": then this process ends as the server itself, whose first answer is "<nonce> root <dir>", or that
 # directory: then the server is there.
-# The step script is in the variable step already, and no business of the pane's.
+# The step script is in the variables seldom and step already, and no business of the pane's.
 # shellcheck disable=SC2034,SC2154  # it shares variables with the step script
-export -n step
+export -n seldom step
 nonce=$1 rc=$2 columns=$3 rows=$4 history=$5 tools=$6 ready=$7 part=$8
 
 fail() {
@@ -38,7 +38,7 @@ for base in ${dir:+""} /run /dev/shm /var/tmp "$HOME" /tmp; do
     dir=$base/.terminal-${nonce#@}
     # shellcheck disable=SC2015  # the next directory is tried after whichever of them fails
     [ -O "$dir" ] || { [ -w "$base" ] && mkdir -m 700 "$dir"; } 2>/dev/null || continue
-    printf '%s\n' "$step" >"$dir/step" &&
+    printf 'seldom=\n%s\n' "$seldom$step" >"$dir/step" &&
         printf '%s\n' "${rc//@NONCE@/$nonce}" >"$dir/rc" &&
         printf '%s\n' "$PATH" >"$dir/path" && break
     # Its disk may be full.

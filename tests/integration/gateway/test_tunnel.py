@@ -47,7 +47,9 @@ class HostSandbox:
     def exec_argv(self, command: str, *, user: str | int | None = None) -> list[str]:
         raise NotImplementedError
 
-    async def exec_pipes(self, command: str, *, user: str | int | None = None, directory: str = "") -> asyncio.subprocess.Process:
+    async def exec_pipes(
+        self, command: str, *, user: str | int | None = None, directory: str = ""
+    ) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         argv = ("bash", "-c", self._replacement or command)
         process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)

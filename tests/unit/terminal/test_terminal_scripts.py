@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.terminal.scripts import read_script, read_source
+from harbor_gym.terminal.scripts import read_script, read_source, split_step
 from tests.helpers.patience import PATIENCE_SEC
 
 # A tmux whose every answer is as short as any can be, as in a sandbox whose clock shows the year 1970.
@@ -44,6 +44,25 @@ def test_every_part_ends_before_the_next_begins() -> None:
     script = read_script("step")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert script.index("exec 2>/dev/null") < script.index("ask() {") < script.index("mode=$1")
+
+
+def test_the_seldom_called_functions_are_read_at_the_first_call_of_one() -> None:
+    whole = read_script("step")
+    seldom, rest = split_step(whole)
+    assert len(seldom) > len(whole) / 4
+
+    def printed(load: str, then: str) -> str:
+        script = f"seldom={shlex.quote(seldom)}\nset -- load\n{load}\n{then}"
+        return subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True).stdout
+
+    names = "declare -F"
+    # What only such functions call has no substitute.
+    assert {*printed(rest, names).splitlines()} < {*printed(whole, names).splitlines()}
+    look = "screen=$'0 0 4 0 0|\\n>>> \\n'; read_prompt; echo \"$prompt\"; declare -f"
+    assert printed(rest, look) == printed(whole, look)
+    assert printed(rest, look).startswith(">>> \n")
+    # As its file has it.
+    assert printed(f"seldom=\n{seldom}{rest}", look) == printed(whole, look)
 
 
 def test_no_part_needs_a_file_of_bashs_own() -> None:

@@ -13,7 +13,7 @@
 #   dir          the session's directory: socket, step, rc, options, pane, path, channel, client, text, visible. Its disk
 #                may be full: what counts is written over what has its place there, or stays in tmux
 #   session      the nonce in the marks of the pane's prompts      shell server tty   the pane's shell, tmux, terminal
-#   step         this script, where it was not read from its file
+#   step seldom  this script, where it was not read from its file; functions that are not read yet
 #   tmux         the program          is_resident   where this process takes more steps than one: what its caller knows it by
 # The control client (2-tmux):
 #   to from      descriptors to and from it     client  its pid    greeting   what it printed before it was attached
@@ -58,7 +58,7 @@ LC_ALL=C
 if [ "$1" != load ]; then
     dir=${BASH_SOURCE[0]:-$0}
     dir=${dir%/*}
-    session=@${dir##*/.terminal-} tmux='' step=$BASH_EXECUTION_STRING
+    session=@${dir##*/.terminal-} tmux='' step=$BASH_EXECUTION_STRING seldom=''
 fi
 # Not from the environment, which is the image's: the tests of the verdicts replace it after loading.
 proc=/proc
