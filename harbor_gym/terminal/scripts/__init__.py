@@ -33,6 +33,7 @@ def read_script(name: str) -> str:
     return without_comments(read_source(name))
 
 
+@functools.cache
 def split_step(script: str) -> tuple[str, str]:
     """Return the seldom called functions of the step script, and the rest with a substitute for each that it calls.
 

@@ -38,6 +38,9 @@
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
 #   tell save capture           the commands by which tmux prints the captured screen's state, saves the screen, captures it
+#   idle is_early end next_look place words size request
+#                               those of the functions around all others: bash looks each name up among the local ones
+#                               of every function that runs, before it finds the script's
 #   is_last may_capture         set for the step's last command, and while it waits unless more than a prompt ends that
 #   is_captured                 1 where tmux has captured the screen at that prompt; maybe where its answer was lost
 #   held                        the part of the answer that is not printed yet

@@ -104,7 +104,7 @@ note_keys() {
 }
 
 run_command() {
-    local idle=
+    idle=''
     note_keys "$2" "$3"
     was_waited_for && return
     news=1 runtimes=()

@@ -33,7 +33,6 @@ kill_tree() {
 }
 
 take_step() {
-    local place
     nonce=$1 limit=$2 number=$3
     shift 3
     waits='' why='' noted_number=0 begun=$number is_last='' may_capture='' is_captured=''
@@ -60,7 +59,6 @@ take_step() {
 }
 
 serve() {
-    local size request words
     is_resident=$1 nonce=$1
     trap '' PIPE
     if [ -z "$to" ]; then
