@@ -180,7 +180,7 @@ async def _open_by_channel(
             ready=ready,
             max_answer_bytes=max_answer_bytes(config),
             given="".join(texts.values()),
-            directory="" if root else f"/run/.terminal-{nonce.removeprefix('@')}",
+            directory="" if root else _directory(nonce),
         )
     except ChannelBrokenError as error:
         logger.debug("no channel at once for sandbox %s: %s", environment.session_id, error)
@@ -194,10 +194,15 @@ def _texts(nonce: str, config: TerminalConfig, tools: str | None, ready: str, pa
     return {"seldom": seldom, "step": step, "script": script}
 
 
+def _directory(nonce: str) -> str:
+    """Return the first of the places for the session's directory."""
+    return f"/run/.terminal-{nonce.removeprefix('@')}"
+
+
 def _open_command(nonce: str, config: TerminalConfig, tools: str | None, root: str) -> str:
     """Return the shell text that opens a session."""
     call = call_in_bash("open", *_open_arguments(nonce, config, tools), "", root)
-    no_bash = f"echo '{nonce} fail no-bash'; exit 0"
+    no_bash = f"rmdir {_directory(nonce)} 2>/dev/null; echo '{nonce} fail no-bash'; exit 0"
     step = f"export seldom= step={shlex.quote(read_script('step'))}"
     return f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ {no_bash}; }}; {step}; {call}"
 

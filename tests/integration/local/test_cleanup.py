@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from harbor.models.trial.config import ServiceVolumeConfig
 
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.errors import SandboxError
@@ -206,6 +207,80 @@ async def test_a_child_that_is_killed_while_it_waits_for_more_is_replaced(sandbo
     assert await sandbox.is_dir("/tmp")
     await cleanup.reset_verifier_dirs(sandbox, cleanup.VerifierDirsReset((_OUTPUT, _TESTS), ""))
     assert _children(sandbox) == own
+
+
+_AGENT, _ARTIFACTS = "/logs/agent", "/logs/artifacts"
+
+
+async def _opened(sandbox: LocalEnvironment, before: str) -> None:
+    """Open grading, with a command of the policy's before."""
+    await output(sandbox, before)
+    baseline = await cleanup.take_baseline(sandbox)
+    await cleanup.stop_processes(sandbox, baseline)
+    await cleanup.open_grading(sandbox, baseline)
+
+
+@pytest.fixture
+async def trials_sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
+    """A running sandbox with a trial's log directories."""
+    mounts = [
+        ServiceVolumeConfig(type="bind", source=str(tmp_path / "sandbox" / "trial" / name), target=f"/logs/{name}")
+        for name in ("verifier", "agent", "artifacts")
+    ]
+    async with running(make(LocalEnvironment, tmp_path / "sandbox", DOCKERFILE, mounts=mounts)) as made:
+        yield made
+
+
+async def test_nothing_is_asked_of_a_sandbox_about_log_directories_that_its_policy_left_empty(
+    trials_sandbox: LocalEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = trials_sandbox
+    asked: list[str] = []
+    carry, look = SupervisedSandbox.carry, SupervisedSandbox.clean_up
+
+    async def carry_noted(self: SupervisedSandbox, spec: Any, work: Any) -> None:
+        asked.append(f"{spec['work']} {spec['path']}")
+        await carry(self, spec, work)
+
+    async def look_noted(self: SupervisedSandbox, work: str, *args: Any, **kwargs: Any) -> Any:
+        asked.extend([work] if work == "look" else [])
+        return await look(self, work, *args, **kwargs)
+
+    monkeypatch.setattr(SupervisedSandbox, "carry", carry_noted)
+    monkeypatch.setattr(SupervisedSandbox, "clean_up", look_noted)
+    here, full = tmp_path / "here", tmp_path / "full"
+    here.mkdir()
+    full.mkdir()
+    (full / "log").write_text("said", encoding="utf-8")
+
+    await _opened(sandbox, f"echo x >{_ARTIFACTS}/.x")
+    await sandbox.download_dir(_AGENT, tmp_path / "out")
+    await sandbox.upload_dir(here, _AGENT)
+    assert await sandbox.is_dir(_AGENT, user="root")
+    assert (list((tmp_path / "out").iterdir()), asked) == ([], [])
+    # It is asked about all else: another user may not reach it, and the other one is not empty.
+    assert await sandbox.is_dir(_AGENT, user="1234:1234")
+    assert await sandbox.is_dir(_ARTIFACTS)
+    await sandbox.download_dir(_ARTIFACTS, tmp_path / "artifacts")
+    assert (tmp_path / "artifacts" / ".x").read_text(encoding="utf-8") == "x\n"
+    assert asked == ["look", "look", f"download_dir {_ARTIFACTS}"]
+
+    # What comes in later is found: by an upload, by a command, and by directories that are changed.
+    await sandbox.upload_dir(full, f"{_AGENT}/below")
+    await sandbox.download_dir(_AGENT, tmp_path / "out")
+    assert (tmp_path / "out" / "below" / "log").read_text(encoding="utf-8") == "said"
+    await _opened(sandbox, f"rm -r {_AGENT}/below")
+    await output(sandbox, f"echo late >{_AGENT}/late")
+    await sandbox.download_dir(_AGENT, tmp_path / "out")
+    assert (tmp_path / "out" / "late").read_text(encoding="utf-8") == "late\n"
+    await _opened(sandbox, f"rm {_AGENT}/late")
+    await sandbox.reset_dirs(remove_dirs=[_AGENT], create_dirs=[])
+    assert not await sandbox.is_dir(_AGENT, user="root")
+    # A link that leads to an empty directory is none.
+    await _opened(sandbox, f"mkdir -p /srv/empty; ln -s /srv/empty {_AGENT}")
+    asked.clear()
+    await sandbox.download_dir(_AGENT, tmp_path / "linked")
+    assert asked == [f"download_dir {_AGENT}"]
 
 
 _DEEP = "import os; os.chdir('/tests'); [(os.mkdir('d'), os.mkdir('e'), os.chdir('d')) for _ in range(500)]"

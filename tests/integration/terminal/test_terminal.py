@@ -516,7 +516,7 @@ async def test_keys_can_be_read_as_terminus_2_has_them_read(sandbox: Sandbox) ->
 async def test_a_missing_program_that_can_not_be_brought_along_is_named(
     sandbox: Sandbox, program: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = "sh printf" if program == "bash" else "bash sh printf"
+    there = "sh printf rm rmdir" if program == "bash" else "bash sh printf rm rmdir"
     links = f"mkdir -p /srv/{program}; for p in {there}; do ln -sf $(which $p) /srv/{program}; done"
 
     def without(run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -531,6 +531,8 @@ async def test_a_missing_program_that_can_not_be_brought_along_is_named(
         await open_session(sandbox)
     advice = str(caught.value).partition("apt-get install -y ")[2]
     assert program in advice.split("`")[0].split()
+    monkeypatch.undo()
+    assert await read(sandbox, "ls -d /run/.term* 2>/dev/null") == ""
 
 
 @ON_DOCKER_TOO

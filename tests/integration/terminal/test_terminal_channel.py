@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import shlex
 import signal
 import sys
@@ -479,6 +480,23 @@ async def test_pipes_that_lead_nowhere(sandbox: LocalSandbox, monkeypatch: pytes
     assert await read(sandbox, "ls -d /run/.terminal-* /dev/shm/.terminal-*") == ""
     with pytest.raises(TerminalStartError, match="does not answer"):
         await open_terminal(sandbox, TerminalConfig(transport="persistent"))
+
+
+async def test_the_sandbox_makes_the_sessions_directory_where_its_user_may(sandbox: LocalSandbox) -> None:
+    await sandbox.exec(
+        "id dev || useradd dev; printf '#!/bin/sh\\necho x >>/srv/made; exec /usr/bin/mkdir \"$@\"' >/srv/mkdir"
+    )
+    await sandbox.exec(
+        "chmod 755 /srv/mkdir; touch /srv/made; chmod 666 /srv/made; ln -s /srv/mkdir /usr/local/bin/mkdir"
+    )
+    for user, found, calls in (("root", "/run/.terminal-… root 700", 0), ("dev", "/dev/shm/.terminal-… dev 700", 1)):
+        terminal = await open_terminal(sandbox, TerminalConfig(), user=user)
+        listed = await read(sandbox, "stat -c '%n %U %a' /run/.terminal-* /dev/shm/.terminal-* 2>/dev/null")
+        assert re.sub("-[0-9a-f]+ ", "-… ", listed) == found
+        assert len((await read(sandbox, "cat /srv/made")).split()) == calls
+        await terminal.close()
+        assert await read(sandbox, "ls -d /run/.terminal-* /dev/shm/.terminal-*") == ""
+    await sandbox.exec("rm /usr/local/bin/mkdir")
 
 
 async def test_whatever_pipes_raise_is_the_sandboxs_failure(

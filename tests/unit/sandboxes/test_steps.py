@@ -153,3 +153,23 @@ for name, number in importlib.reload(steps)._NUMBERS.items():
     numbers = dict(line.split() for line in _run(code).splitlines())
     assert len(numbers) > 20
     assert numbers == {name: listed[name] for name in numbers}
+
+
+@BY
+def test_prepared_calls_are_made_as_those_that_are_added_one_by_one(by: str) -> None:
+    """Two lists are prepared, so that the second's data comes after the first's; a third is built at its use."""
+    code = """
+def say(steps, text, times):
+    for number in range(times):
+        steps.call("write", 1, f"{text} {number}\\n", len(f"{text} {number}\\n"), what=text)
+
+Steps.prepare(say, "one", 2)
+Steps.prepare(say, "two", 1)
+s = Steps(write)
+for text, times in (("two", 1), ("three", 1), ("one", 2), ("two", 1)):
+    s.add(say, text, times)
+s.call("chdir", "/dev/null/x", what="and then")
+run(s)
+"""
+    said = "two 0\nthree 0\none 0\none 1\ntwo 0\n"
+    assert _run(code, by).startswith(f"{said}and then: Not a directory")
