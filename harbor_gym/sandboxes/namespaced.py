@@ -525,4 +525,4 @@ def default_env(image: ImageSettings) -> dict[str, str]:
 
 
 def _is_of_verifier(target: str) -> bool:
-    return PurePosixPath(target).is_relative_to("/logs/verifier")
+    return f"{posixpath.normpath(target)}/".startswith("/logs/verifier/")

@@ -99,11 +99,11 @@ def _parse(answer: str, nonce: str) -> Capture:
         return Capture(known, mark, None, (), None, 0, 0, (), loss=lines[start + 1].removeprefix(f"{nonce} gone "))
     pane = _parse_pane(lines[start + 1])
     body = lines[start + 2 : end]
-    cut = next((i for i, line in enumerate(body) if line.startswith(f"{nonce} cut ")), None)
-    if cut is None:
+    if f"\n{nonce} cut " not in answer:
         text, visible = _split_visible(body, nonce)
         text = _trim_dead(text, pane)
         return Capture(known, mark, pane, tuple(text), None, 0, 0, tuple(visible))
+    cut = _find(body, f"{nonce} cut ", 0)
     total_lines, total_bytes = map(int, body[cut].split(" ")[2:])
     head = _drop_partial(body[:cut], -1)
     tail, visible = _split_visible(_drop_partial(body[cut + 1 :], 0), nonce)
