@@ -8,7 +8,9 @@ from pathlib import Path
 from harbor_gym._runtime.shell_text import without_comments
 
 _SCRIPTS = Path(__file__).parent
-_FUNCTION = re.compile(r"^(\w+)\(\) \{(?:[^\n]*\}|\n.*?\n\}[^\n]*)\n", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(r"^(\w+)\(\) \{(?:[^\n]*\}|\n.*?\n\}[^\n]*(?=\n\n))\n", re.MULTILINE | re.DOTALL)
+"""A function, which has no empty line and is followed by one, or takes one line."""
+_INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _SELDOM = (
     "at_same_prompt", "at_shell", "await_dead_pane", "edits_hidden", "end_wait", "examine_name", "examine_panes",
     "examine_strays", "examine_within", "find_remains", "find_source", "foreground_has_run", "foreground_runs",
@@ -29,8 +31,8 @@ def read_source(name: str) -> str:
 
 @functools.cache
 def read_script(name: str) -> str:
-    """Return a script as it is sent: without comment lines."""
-    return without_comments(read_source(name))
+    """Return a script as it is sent: without comment lines and indentation."""
+    return _INDENTATION.sub("", without_comments(read_source(name)))
 
 
 @functools.cache

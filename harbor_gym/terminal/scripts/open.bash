@@ -38,7 +38,8 @@ for base in ${dir:+""} /run /dev/shm /var/tmp "$HOME" /tmp; do
     dir=$base/.terminal-${nonce#@}
     # shellcheck disable=SC2015  # the next directory is tried after whichever of them fails
     [ -O "$dir" ] || { [ -w "$base" ] && mkdir -m 700 "$dir"; } 2>/dev/null || continue
-    printf 'seldom=\n%s\n' "$seldom$step" >"$dir/step" &&
+    # Who goes on to serve steps has it in memory.
+    { [ -n "$ready" ] || printf 'seldom=\n%s\n' "$seldom$step" >"$dir/step"; } &&
         printf '%s\n' "${rc//@NONCE@/$nonce}" >"$dir/rc" &&
         printf '%s\n' "$PATH" >"$dir/path" && break
     # Its disk may be full.

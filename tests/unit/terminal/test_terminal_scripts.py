@@ -46,6 +46,17 @@ def test_every_part_ends_before_the_next_begins() -> None:
     assert script.index("exec 2>/dev/null") < script.index("ask() {") < script.index("mode=$1")
 
 
+def test_the_script_without_indentation_is_the_same() -> None:
+    texts = [
+        subprocess.run(
+            ["bash"], input=f"set -- load\n{script}\ndeclare -f", capture_output=True, text=True, check=True
+        ).stdout
+        for script in (read_source("step"), read_script("step"))
+    ]
+    assert "ask_raw ()" in texts[0]
+    assert texts[0] == texts[1]
+
+
 def test_the_seldom_called_functions_are_read_at_the_first_call_of_one() -> None:
     whole = read_script("step")
     seldom, rest = split_step(whole)

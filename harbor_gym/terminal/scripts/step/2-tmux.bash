@@ -76,7 +76,7 @@ read_pane() {
 is_reachable() {
     [[ -x $BASH && ( -z $tmux || -x $tmux ) ]] && { [[ -e $dir/socket ]] || restore; } || return
     # Its length, as bash copies the long text itself several times to look at it.
-    ((${#step} == 0)) || [[ -e $dir/step ]] || printf 'seldom=\n%s\n' "$seldom$step" >"$dir/step"
+    [[ -n $is_resident ]] || ((${#step} == 0)) || [[ -e $dir/step ]] || printf 'seldom=\n%s\n' "$seldom$step" >"$dir/step"
     return 0
 }
 
