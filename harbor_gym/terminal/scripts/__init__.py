@@ -11,7 +11,7 @@ _SCRIPTS = Path(__file__).parent
 _FUNCTION = re.compile(r"^(\w+)\(\) \{(?:[^\n]*\}|\n.*?\n\}[^\n]*(?=\n\n))\n", re.MULTILINE | re.DOTALL)
 """A function, which has no empty line and is followed by one, or takes one line."""
 _INDENTATION = re.compile(r"^ +", re.MULTILINE)
-_SELDOM = (
+SELDOM = (
     "at_same_prompt", "at_shell", "await_dead_pane", "edits_hidden", "end_wait", "examine_name", "examine_panes",
     "examine_strays", "examine_within", "find_remains", "find_source", "foreground_has_run", "foreground_runs",
     "holds_terminal", "is_continuation", "is_counter", "is_ending", "is_go_watching", "is_internal", "is_master",
@@ -42,8 +42,8 @@ def split_step(script: str) -> tuple[str, str]:
     The first call of a substitute makes bash read them all, from the variable ``seldom``: it takes half as long to read
     the rest alone. Where that variable is empty, there are no substitutes.
     """
-    seldom = {match[1]: match[0] for match in _FUNCTION.finditer(script) if match[1] in _SELDOM}
-    rest = _FUNCTION.sub(lambda match: "" if match[1] in _SELDOM else match[0], script)
+    seldom = {match[1]: match[0] for match in _FUNCTION.finditer(script) if match[1] in SELDOM}
+    rest = _FUNCTION.sub(lambda match: "" if match[1] in SELDOM else match[0], script)
     called = [name for name in seldom if re.search(rf"\b{name}\b", rest)]
     substitutes = "".join(f'{name}() {{ eval "$seldom"; {name} "$@"; }}\n' for name in called)
     return "".join(seldom.values()), f'[ -z "$seldom" ] || {{\n{substitutes}}}\n{rest}'

@@ -1,6 +1,7 @@
 """The step script is written in parts, and checked as the whole that runs in the sandbox."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.terminal.scripts import read_script, read_source, split_step
+from harbor_gym.terminal.scripts import SELDOM, read_script, read_source, split_step
 from tests.helpers.patience import PATIENCE_SEC
 
 # A tmux whose every answer is as short as any can be, as in a sandbox whose clock shows the year 1970.
@@ -60,7 +61,7 @@ def test_the_script_without_indentation_is_the_same() -> None:
 def test_the_seldom_called_functions_are_read_at_the_first_call_of_one() -> None:
     whole = read_script("step")
     seldom, rest = split_step(whole)
-    assert len(seldom) > len(whole) / 4
+    assert sorted(re.findall(r"^(\w+)\(\) \{", seldom, re.MULTILINE)) == sorted(SELDOM)
 
     def printed(load: str, then: str) -> str:
         script = f"seldom={shlex.quote(seldom)}\nset -- load\n{load}\n{then}"
