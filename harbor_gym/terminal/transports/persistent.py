@@ -2,12 +2,11 @@
 
 import logging
 import secrets
-import shlex
 from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.shell_text import with_arguments
 from harbor_gym.terminal.screen.capture import Capture, CaptureError, parse_capture
-from harbor_gym.terminal.scripts import read_script
+from harbor_gym.terminal.scripts import read_script, reader, split_step
 from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
 from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
 from harbor_gym.terminal.transports.portable import MARGIN_SEC, PortableTransport
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
 
 _MAX_BREAKS = 3
 """Channels that may break in a row, without a successful step, before no new one is opened."""
+
+_SERVE = 'dir=$1 session=@${1##*/.terminal-} tmux= ready=$2; set -- load; eval "$step"; serve "$ready"'
+"""Serves steps of the session in a directory."""
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +93,16 @@ class PersistentTransport:
         """
         if self._channel is None:
             ready = f"@{secrets.token_hex(8)}"
-            command = f"{self.portable.prefix}exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
+            seldom, step = split_step(read_script("step"))
+            script = with_arguments(_SERVE, (self._directory, ready))
+            texts = {"seldom": seldom, "step": step, "script": script}
             self._channel = await open_channel(
-                self._environment, command, user=self._user, ready=ready, max_answer_bytes=self._max_answer_bytes
+                self._environment,
+                self.portable.prefix + reader(ready, **texts),
+                user=self._user,
+                ready=ready,
+                max_answer_bytes=self._max_answer_bytes,
+                given="".join(texts.values()),
             )
         return self._channel is not None
 

@@ -41,7 +41,7 @@ CONFIG = SupervisorConfig(
     limits=CgroupLimits(memory_bytes=1 << 20, cpus=0.5, max_processes=10),
 )
 IDENTITY = Identity(0, 0, (0, 4), "/root")
-COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, IDENTITY, None, 3, "policy")
+COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, "/run/x", IDENTITY, None, 3, "policy")
 TARGET = Target(7, "123", ((0, 1 << 20, 1 << 16),), {"pids": (2, "/x")}, True, ())
 
 

@@ -1,8 +1,8 @@
 # Type each command, wait for it as long as it takes, then show the screen: that is a step.
 # With the script for a file or, where the policy has removed that, as the text of `bash -c` and `server` in the environment,
-# `step STEP` takes one; `again STEP` takes one that another process may have begun; `serve NONCE` takes steps from
-# standard input, the length of each before it in eight digits, until it ends or is to become another script; `load` leaves
-# it to others to call what is defined here, in their own directory.
+# `step STEP` takes one; `again STEP` takes one that another process may have begun; `load` leaves it to others to call what
+# is defined here, in their own directory: `serve NONCE` takes steps from standard input, the length of each before it in
+# eight digits, until it ends or is to become another script.
 # STEP is the frame's nonce, the byte limit of a frame, the number of the first command, then three words per command:
 # wait in ms as <busy>/<idle>, or with =<ms> exactly that long; kind; payload.
 #   kind "keys": payload is a tmux key name; "hex": bytes as hex words with commas between; "base64": bytes in base64;

@@ -75,8 +75,9 @@ read_pane() {
 # True where the session can be reached. One that only this process can still reach, over what it has open, is over.
 is_reachable() {
     [[ -x $BASH && ( -z $tmux || -x $tmux ) ]] && { [[ -e $dir/socket ]] || restore; } || return
-    # Its length, as bash copies the long text itself several times to look at it.
-    [[ -n $is_resident ]] || ((${#step} == 0)) || [[ -e $dir/step ]] || printf 'seldom=\n%s\n' "$seldom$step" >"$dir/step"
+    # Its length, as bash copies the long text itself several times to look at it. A part of the script is worse than none.
+    [[ -n $is_resident ]] || ((${#step} == 0)) || [[ -e $dir/step ]] ||
+        printf 'seldom=\n%s\n' "$seldom$step" >"$dir/step" || rm -f "$dir/step"
     return 0
 }
 

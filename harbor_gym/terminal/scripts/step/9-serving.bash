@@ -95,7 +95,6 @@ mode=$1
 shift
 case $mode in
     load) ;;
-    serve) serve "$@" ;;
     *)
         trap '' PIPE
         take_step "$@"
