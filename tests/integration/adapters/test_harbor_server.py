@@ -153,9 +153,9 @@ def require_equal(there: Rollout, here: Rollout) -> None:
 
 
 @pytest.mark.local
-async def test_terminus_2_is_recorded_as_in_a_trial_of_this_process(
-    server: ServerProcess, task: TaskConfig, tmp_path: Path
-) -> None:
+async def test_terminus_2_is_recorded_as_in_a_trial_of_this_process(server: ServerProcess, tmp_path: Path) -> None:
+    no_prompt = "RUN echo \"PS1=''\" >>/root/.bashrc\n"  # its first screen is read before the shell's prompt, or after
+    task = TaskConfig(path=write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\nWORKDIR /srv\n{no_prompt}"))
     given: dict[str, Any] = {"agent": "terminus-2", "sandbox": "local", "sandbox_options": {}}
     (there,) = await interface(server.url, trials_dir=tmp_path / "trials", **given).run([task])
     (here,) = await interface("", server=None, **given).run([task])
