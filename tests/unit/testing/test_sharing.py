@@ -21,6 +21,7 @@ def test_one(number, engine):
 def test_a_group_is_a_file_on_an_engine() -> None:
     assert group_of("tests/test_x.py::test_one[docker-3]") == "tests/test_x.py docker"
     assert group_of("tests/test_x.py::test_docker[3]") == group_of("tests/test_x.py::test_two") == "tests/test_x.py "
+    assert group_of("tests/unit/skyrl/test_one.py::t[docker]") == group_of("tests/unit/skyrl/test_two.py::t")
     assert group_of("tests/test_terminal_channel.py::test[docker]") == group_of("tests/test_terminal_channel.py::t")
 
 
