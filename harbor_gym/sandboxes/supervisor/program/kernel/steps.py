@@ -71,7 +71,8 @@ class Steps:
 
     @staticmethod
     def prepare(build: Callable[..., None], *arguments: Any) -> None:
-        """Encode the calls that ``build(steps, *arguments)`` adds, for :meth:`add` in this process and those it forks.
+        """Encode the calls that ``build(steps, *arguments)`` adds, for :meth:`add` of lists that this process and those
+        that it forks begin later.
 
         Args:
             build: A function; what it adds depends on its arguments alone, of which none is a descriptor.
