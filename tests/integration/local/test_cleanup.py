@@ -357,6 +357,8 @@ from grading import cleanup
 scripts = ("exit", "sleep 60; : /run/terminal", "sleep 60; :")
 pids = [os.posix_spawn("/bin/sh", ["sh", "-c", script], {}, setsid=True) for script in scripts]
 os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT)
+while not all(cleanup._words(pid) for pid in pids[1:]):
+    pass  # they execute already, and have no command line yet
 counted = cleanup._Counted("/run/terminal")
 counted.add({pid: cleanup._Process(os.getpid(), f"{pid}:0") for pid in pids})
 print(len(counted.identities))
