@@ -74,7 +74,7 @@ class Relay:
             task.cancel()
         try:
             if self._carrying:
-                await shielded(asyncio.ensure_future(asyncio.wait(self._carrying)))
+                await shielded(asyncio.wait(tuple(self._carrying)))  # which the end of each leaves
         finally:
             self.remove()
 

@@ -38,3 +38,19 @@ async def test_a_cancelled_close_removes_the_socket(monkeypatch: pytest.MonkeyPa
         await closing
     writer.close()
     assert _entries(tmp_path) == []
+
+
+async def test_a_connection_may_end_while_the_relay_closes() -> None:
+    """It has ended, and what follows its end has not: the relay still counts it."""
+    relay = relays.Relay(cast("Any", None), None, "localhost", 80)
+    connection = asyncio.ensure_future(asyncio.sleep(0))
+
+    async def close() -> None:
+        await connection
+        await relay.close()
+
+    closing = asyncio.ensure_future(close())
+    await asyncio.sleep(0)
+    relay._carrying.add(connection)  # pyright: ignore[reportPrivateUsage]
+    connection.add_done_callback(relay._carrying.discard)  # pyright: ignore[reportPrivateUsage]
+    await closing
