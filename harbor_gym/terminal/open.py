@@ -11,7 +11,7 @@ from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, TerminalStartError
 from harbor_gym.sandboxes.extensions import SupportsProcessCopies, SupportsTerminal
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
-from harbor_gym.terminal.scripts import call_in_bash, read_script, reader, split_step
+from harbor_gym.terminal.scripts import call_in_bash, read_script, reader
 from harbor_gym.terminal.session import Terminal
 from harbor_gym.terminal.tmux import Session, TmuxTerminal
 from harbor_gym.terminal.tools import ensure_tmux, path_prefix
@@ -146,12 +146,12 @@ async def _open_root(
 ) -> str:
     """Start the session's server as the process above all that the policy starts; return its one line."""
     ready = f"@{secrets.token_hex(8)}"
-    texts = _texts(nonce, config, tools, "", "root")
-    process = await environment.exec_root(path_prefix(tools) + reader(ready, **texts), user=user)
+    command, given = _reader(ready, nonce, config, tools, "", "root")
+    process = await environment.exec_root(command, user=user)
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write("".join(texts.values()).encode())
+        process.stdin.write(given.encode())
         async with asyncio.timeout(_OPEN_TIMEOUT_SEC):
             return (await process.stdout.readline()).decode("utf-8", "replace").strip()
     except TimeoutError:
@@ -171,15 +171,15 @@ async def _open_by_channel(
 ) -> Channel | None:
     """Open a session by the process that then serves it, which saves a trip; None where that fails."""
     ready = f"@{secrets.token_hex(8)}"
-    texts = _texts(nonce, config, tools, ready, root)
+    command, given = _reader(ready, nonce, config, tools, ready, root)
     try:
         return await open_channel(
             environment,
-            path_prefix(tools) + reader(ready, **texts),
+            command,
             user=user,
             ready=ready,
             max_answer_bytes=max_answer_bytes(config),
-            given="".join(texts.values()),
+            given=given,
             directory="" if root else _directory(nonce),
         )
     except ChannelBrokenError as error:
@@ -187,11 +187,11 @@ async def _open_by_channel(
         return None
 
 
-def _texts(nonce: str, config: TerminalConfig, tools: str | None, ready: str, part: str) -> dict[str, str]:
-    """Return what a process reads that opens a session, by the names of its variables."""
-    seldom, step = split_step(read_script("step"))
+def _reader(key: str, nonce: str, config: TerminalConfig, tools: str | None, ready: str, part: str) -> tuple[str, str]:
+    """Return the command that opens a session, and its input."""
     script = with_arguments(read_script("open"), (*_open_arguments(nonce, config, tools), ready, part))
-    return {"seldom": seldom, "step": step, "script": script}
+    command, given = reader(key, read_script("step"), script)
+    return path_prefix(tools) + command, given
 
 
 def _directory(nonce: str) -> str:

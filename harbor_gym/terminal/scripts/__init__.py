@@ -49,17 +49,20 @@ def split_step(script: str) -> tuple[str, str]:
     return "".join(seldom.values()), f'[ -z "$seldom" ] || {{\n{substitutes}}}\n{rest}'
 
 
-def reader(key: str, **texts: str) -> str:
-    """Return a short command that reads variables from its standard input, then runs the last of them.
+def reader(key: str, step: str, script: str) -> tuple[str, str]:
+    """Return a short command that reads two scripts from its standard input and runs the second, and that input.
 
-    The texts are not on the command line, which every process in the sandbox can read.
+    The scripts are not on the command line, which every process in the sandbox can read.
 
     Args:
         key: Distinguishes this command from others.
-        texts: The variables in its input, in this order.
+        step: The step script, whose parts are in the variables ``seldom`` and ``step`` then.
+        script: The other.
     """
+    seldom, rest = split_step(step)
+    texts = {"seldom": seldom, "step": rest, "script": script}
     reads = [f"IFS= LC_ALL=C read -rN {len(text.encode())} {name}" for name, text in texts.items()]
-    return " && ".join([f": terminal/step serve {key}", *reads, f'eval "${list(texts)[-1]}"'])
+    return " && ".join([f": terminal/step serve {key}", *reads, 'eval "$script"']), "".join(texts.values())
 
 
 def call_in_bash(name: str, *arguments: object) -> str:

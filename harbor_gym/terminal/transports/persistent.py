@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.shell_text import with_arguments
 from harbor_gym.terminal.screen.capture import Capture, CaptureError, parse_capture
-from harbor_gym.terminal.scripts import read_script, reader, split_step
+from harbor_gym.terminal.scripts import read_script, reader
 from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
 from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
 from harbor_gym.terminal.transports.portable import MARGIN_SEC, PortableTransport
@@ -93,16 +93,15 @@ class PersistentTransport:
         """
         if self._channel is None:
             ready = f"@{secrets.token_hex(8)}"
-            seldom, step = split_step(read_script("step"))
             script = with_arguments(_SERVE, (self._directory, ready))
-            texts = {"seldom": seldom, "step": step, "script": script}
+            command, given = reader(ready, read_script("step"), script)
             self._channel = await open_channel(
                 self._environment,
-                self.portable.prefix + reader(ready, **texts),
+                self.portable.prefix + command,
                 user=self._user,
                 ready=ready,
                 max_answer_bytes=self._max_answer_bytes,
-                given="".join(texts.values()),
+                given=given,
             )
         return self._channel is not None
 

@@ -31,15 +31,15 @@ from harbor_gym.wrappers import TerminalEnv, TerminalEnvWrapper
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 from tests.helpers.served import Served, served
-from tests.helpers.tasks import write_task
+from tests.helpers.tasks import DONE, write_task
 from tests.integration.episode.test_kill import contents, mounts
 from tests.unit.house.test_cli import run
 
 AT_ONCE = 8
 
 
-def typed(line: str, duration_sec: float = 10.0) -> "openenv.TerminalAction":
-    command = openenv.TerminalCommand(keystrokes=f"{line}\n", duration_sec=duration_sec)
+def typed(keystrokes: str, duration_sec: float = 10.0) -> "openenv.TerminalAction":
+    command = openenv.TerminalCommand(keystrokes=keystrokes, duration_sec=duration_sec)
     return openenv.TerminalAction(commands=[command])
 
 
@@ -111,9 +111,9 @@ async def test_a_session_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with served("--task", task, *flags) as found:
         assert found.url.startswith("https://127.0.0.1:")
         with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
-            await play(found, typed("true"))
+            await play(found, typed("true\n"))
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert (await play(found, typed("true")))[-1].done
+        assert (await play(found, typed("true\n")))[-1].done
 
 
 async def open_connection(server: Served, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -139,7 +139,7 @@ async def test_unfinished_requests_take_no_place_and_are_closed(server: Served, 
     """The server has three sessions: 300 connections are far above its requests at once."""
     opened = [await open_connection(server, UNFINISHED[name]) for _ in range(300)]
     try:
-        assert (await play(server, typed("echo done > /srv/answer")))[-1].reward == 1.0
+        assert (await play(server, typed(DONE)))[-1].reward == 1.0
         async with asyncio.timeout(PATIENCE_SEC):
             for reader, _ in opened:
                 with contextlib.suppress(ConnectionError):
@@ -192,7 +192,7 @@ async def test_what_is_oversized_is_refused_and_the_server_goes_on(server: Serve
         http.post(server.url + "/harbor_terminal/tasks", json={"split": "x" * 3000}) as answer,
     ):
         assert answer.status == 413
-    assert (await play(server, typed("echo done > /srv/answer")))[-1].reward == 1.0
+    assert (await play(server, typed(DONE)))[-1].reward == 1.0
 
 
 async def test_wrong_messages_are_answered_and_the_session_goes_on(server: Served) -> None:
@@ -291,7 +291,7 @@ def local_arguments(directory: Path) -> list[str]:
 @pytest.mark.local
 async def test_eight_episodes_at_once(local_server: Served) -> None:
     before = mounts()
-    actions = [typed("echo done > /srv/answer") if number % 2 else typed("true") for number in range(AT_ONCE)]
+    actions = [typed(DONE) if number % 2 else typed("true\n") for number in range(AT_ONCE)]
     async with asyncio.TaskGroup() as group:
         playing = [group.create_task(play(local_server, action)) for action in actions]
     ends = [task.result()[-1] for task in playing]
@@ -304,7 +304,7 @@ async def test_eight_episodes_at_once(local_server: Served) -> None:
 @pytest.mark.parametrize("moment", ["in a step", "in a reset", "between"])
 async def test_a_client_that_vanishes_leaves_nothing(local_server: Served, moment: str) -> None:
     mounted = mounts()
-    await play(local_server, typed("true"))  # the image is built, and the server has its helpers
+    await play(local_server, typed("true\n"))  # the image is built, and the server has its helpers
     await eventually(lambda: mounts() == mounted)
 
     def running() -> set[int]:
@@ -317,14 +317,14 @@ async def test_a_client_that_vanishes_leaves_nothing(local_server: Served, momen
         await client.reset(index=0)
         assert running() - before
     if moment != "between":
-        data = typed("sleep 50", 60.0)
+        data = typed("sleep 50\n", 60.0)
         sent = {"type": "step", "data": data.model_dump()} if moment == "in a step" else {"type": "reset", "data": {}}
         await client._send(sent)
         await asyncio.sleep(0.1)
     socket = client._ws
     socket.transport.abort()
     await eventually(lambda: running() <= before and mounts() == mounted)
-    assert (await play(local_server, typed("echo done > /srv/answer")))[-1].reward == 1.0
+    assert (await play(local_server, typed(DONE)))[-1].reward == 1.0
 
 
 @pytest.mark.local
