@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +23,12 @@ HEAD_PORT = 11000
 START_TIMEOUT_SEC, RUN_TIMEOUT_SEC, STOP_TIMEOUT_SEC = 900.0, 900.0, 60.0
 _READY = "servers ready!"
 """Before that, the log counts: "2 / 5 servers ready."."""
-_WATCH_SEC = 0.5
+_PR_SET_CHILD_SUBREAPER = 36
 _SERVERS = (
     "responses_api_agents/harbor_gym_agent",
     "responses_api_models/vllm_model",
     "environment_servers/legacy_agent",
 )
-
-
-@dataclass
-class Servers:
-    """NeMo Gym's running servers."""
-
-    log: Path
-    seen: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
-    """Processes that ever ran below them: pid → start time and name."""
-
-    def alive(self) -> list[str]:
-        """Return those of them that still run."""
-        now = {pid: read_stat(pid) for pid in self.seen}
-        return [
-            f"{pid} {self.seen[pid][1]}"
-            for pid, stat in now.items()
-            if stat is not None and not stat.has_exited and stat.start_time == self.seen[pid][0]
-        ]
-
-    async def watch(self, pid: int) -> None:
-        """Note the descendants of a process, until cancelled."""
-        while True:
-            for found in filter(None, map(read_stat, descendants(pid))):
-                self.seen[found.pid] = found.start_time, found.name
-            await asyncio.sleep(_WATCH_SEC)
-
-    async def wait_for_the_end(self) -> list[str]:
-        """Return the processes that still run after the time in which all should have ended."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_SEC):
-                while self.alive():  # noqa: ASYNC110  # nobody announces the end of another's processes
-                    await asyncio.sleep(_WATCH_SEC)
-        return self.alive()
 
 
 def command(*words: str) -> list[str]:
@@ -101,22 +68,57 @@ def use_this_environment(project: Path) -> str:
 
 
 @asynccontextmanager
-async def gym_env_start(project: Path, config_paths: Sequence[str], *words: str) -> AsyncGenerator[Servers]:
+async def gym_env_start(project: Path, config_paths: Sequence[str], *words: str) -> AsyncGenerator[list[str]]:
     """Start NeMo Gym's servers and wait until all of them answer. SIGTERM at the end.
 
     Ray gives its own processes 30 s, however busy the machine is: where that was not enough, they start again.
+
+    Yields:
+        A list that has, after the end, the processes that outlived the servers.
     """
     require_head_port()
-    async with contextlib.AsyncExitStack() as stack:
-        for left in (2, 1, 0):
-            try:
-                running = await stack.enter_async_context(_started(project, config_paths, *words))
-            except SlowRayError:
-                if not left:
-                    raise
-            else:
-                yield running
-                return
+    left: list[str] = []
+    with _adopted_orphans():
+        before = descendants(os.getpid())
+        async with contextlib.AsyncExitStack() as stack:
+            for attempts_left in (2, 1, 0):
+                try:
+                    await stack.enter_async_context(_started(project, config_paths, *words))
+                except SlowRayError:
+                    if not attempts_left:
+                        raise
+                else:
+                    yield left
+                    break
+        left += await _outliving(before)
+
+
+@contextmanager
+def _adopted_orphans() -> Generator[None]:
+    """Make this process the parent of each process below it whose own parent ends."""
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+async def _outliving(before: set[int]) -> list[str]:
+    """Return this process's new descendants that still run after the time in which all should have ended."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_SEC):
+            while _running(before):  # noqa: ASYNC110  # nobody announces the end of another's processes
+                await asyncio.sleep(0.5)
+    return _running(before)
+
+
+def _running(before: set[int]) -> list[str]:
+    found = list(filter(None, map(read_stat, descendants(os.getpid()) - before)))
+    for stat in found:
+        if stat.has_exited and stat.parent == os.getpid():
+            os.waitpid(stat.pid, 0)
+    return [f"{stat.pid} {stat.name}" for stat in found if not stat.has_exited]
 
 
 class SlowRayError(AssertionError):
@@ -124,7 +126,7 @@ class SlowRayError(AssertionError):
 
 
 @asynccontextmanager
-async def _started(project: Path, config_paths: Sequence[str], *words: str) -> AsyncGenerator[Servers]:
+async def _started(project: Path, config_paths: Sequence[str], *words: str) -> AsyncGenerator[None]:
     log = project / "servers.log"
     configs = [word for path in config_paths for word in ("--config", path)]
     arguments = command("env", "start", *configs, *words, "+skip_venv_if_present=true")
@@ -132,14 +134,10 @@ async def _started(project: Path, config_paths: Sequence[str], *words: str) -> A
         servers = await asyncio.create_subprocess_exec(
             *arguments, cwd=project, env=environment(project), stdout=output, stderr=output, start_new_session=True
         )
-    running = Servers(log)
-    watching = asyncio.ensure_future(running.watch(servers.pid))
     try:
         await _wait_until_ready(servers, log)
-        yield running
+        yield
     finally:
-        watching.cancel()
-        await asyncio.wait((watching,))
         await _stop(servers)
 
 

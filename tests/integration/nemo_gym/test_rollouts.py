@@ -1,6 +1,6 @@
-"""Real ``gym env start`` and ``gym eval run``, 18 rollouts on each kind of sandbox, every way to fail among them.
+"""Real ``gym env start`` and ``gym eval run``: one run of both kinds of sandbox, every way to fail among its rows.
 
-One run has them all, since the servers take most of its time: tasks have an alias for each kind, Terminus-2 a server.
+Each row is played on one kind. What a sandbox's kind changes is a subject of the sandboxes' own tests.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("good::solved", OWN, {}),
     ("good::steps", OWN, {}),
     ("odd::broken", OWN, {}),
-    ("odd::unbuildable", OWN, {}),
+    ("lost::unbuildable", OWN, {}),
     ("odd::long", OWN, {}),
     ("placed::relative", OWN, {}),
     ("good::late", OWN, {"harbor_gym": {"harbor_agent_timeout": 1.0}}),
@@ -75,8 +75,12 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("odd::broken", AGENT, {"harbor_gym": {"max_retries": 0}}),
 )
 
-
 KINDS = ("local", "apptainer")
+
+
+def is_elsewhere(instance_id: str, agent: str) -> bool:
+    """Return whether a row is played on the last kind of sandbox, and not on the first."""
+    return agent == AGENT or instance_id.startswith(("placed::", "lost::"))
 
 
 def available() -> list[str]:
@@ -88,15 +92,11 @@ def available() -> list[str]:
     return found
 
 
-def alias_of(instance_id: str, kind: str) -> str:
-    return f"{kind}_{instance_id}"
-
-
 @dataclass(frozen=True)
 class Run:
-    """The results of the rollouts on one kind of sandbox."""
+    """The results of the rollouts."""
 
-    kind: str
+    kinds: list[str]
     folder: Path
     rows: list[dict[str, Any]]
     engine: EngineDouble
@@ -104,14 +104,10 @@ class Run:
     """Processes of the servers that outlived them."""
 
     def of(self, instance_id: str, agent: str = OWN) -> list[dict[str, Any]]:
-        wanted = alias_of(instance_id, self.kind), agent_of(agent, self.kind)
+        wanted = instance_id, agent
         found = [row for row in self.rows if (row["instance_id"], row["agent_ref"]["name"]) == wanted]
         assert len(found) == REPEATS
         return found
-
-
-def agent_of(agent: str, kind: str) -> str:
-    return f"{agent}_{kind}" if agent == AGENT else agent
 
 
 def write_tasks(folder: Path) -> None:
@@ -123,7 +119,7 @@ def write_tasks(folder: Path) -> None:
     )
     write_task(folder / "odd/long", instruction="x" * 2 * MAX_CONTEXT_TOKENS)
     unbuildable = f"FROM {BASE}\nRUN exit 3\n"
-    write_task(folder / "odd/unbuildable", instruction="It never starts.\n", dockerfile=unbuildable)
+    write_task(folder / "lost/unbuildable", instruction="It never starts.\n", dockerfile=unbuildable)
     steps = write_task(folder / "good/steps", toml='[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
     (steps / "instruction.md").unlink()
     for name, instruction, test in (("one", "Do the first step.", PASS_IF_DONE), ("two", "Do the other.", SECOND)):
@@ -142,42 +138,34 @@ def write_project(project: Path, kinds: list[str]) -> list[str]:
     training = SERVER / "configs/harbor_gym_agent_training.yaml"
     config = yaml.safe_load((project / training).read_text())
     block = config[OWN]["responses_api_agents"][SERVER.name]
-    assert (block["sandbox"], block["harbor_datasets"].keys()) == (kinds[0], {"good"})
-    sources = {
-        "good": block["harbor_datasets"]["good"],
-        "odd": {"local_dataset_path": "tasks/odd"},
-        "placed": {"local_dataset_path": "tasks/placed/relative", "workdir": WORKDIR},
-    }
-    block["harbor_datasets"] = {
-        alias_of(alias, kind): {**source, "terminal_env": {} if kind == kinds[0] else {"sandbox": kind}}
-        for kind in kinds
-        for alias, source in sources.items()
-    }
+    datasets = block["harbor_datasets"]
+    assert (block["sandbox"], datasets.keys()) == (kinds[0], {"good"})
+    datasets["odd"] = {"local_dataset_path": "tasks/odd"}
     block["concurrency"] = 8
+    agent = {
+        **block,
+        "sandbox": kinds[-1],
+        "harbor_datasets": {**datasets},
+        "harbor_agent": "terminus-2",
+        "harbor_agent_timeout": 300,
+        "harbor_agent_kwargs": {"max_turns": 20, "interleaved_thinking": True, "enable_summarize": False},
+    }
+    config[AGENT] = {"responses_api_agents": {SERVER.name: agent}}
     relay = config["harbor_gym_environment"]["environment_servers"]["legacy_agent"]
-    for kind in kinds:
-        agent = {
-            **block,
-            "sandbox": kind,
-            "harbor_datasets": {alias_of(alias, kind): source for alias, source in sources.items()},
-            "harbor_agent": "terminus-2",
-            "harbor_agent_timeout": 300,
-            "harbor_agent_kwargs": {"max_turns": 20, "interleaved_thinking": True, "enable_summarize": False},
-        }
-        name = agent_of(AGENT, kind)
-        config[name] = {"responses_api_agents": {SERVER.name: agent}}
-        of_agent = {**relay, "agent_server": {**relay["agent_server"], "name": name}}
-        config[f"{name}_environment"] = {"environment_servers": {"legacy_agent": of_agent}}
+    of_agent = {**relay, "agent_server": {**relay["agent_server"], "name": AGENT}}
+    config[f"{AGENT}_environment"] = {"environment_servers": {"legacy_agent": of_agent}}
+    elsewhere = {"terminal_env": {"sandbox": kinds[-1]}}
+    datasets["placed"] = {"local_dataset_path": "tasks/placed/relative", "workdir": WORKDIR, **elsewhere}
+    datasets["lost"] = {"local_dataset_path": "tasks/lost", **elsewhere}
     block["terminal_env"] = {"confirm_task_complete": False}
     (project / training).write_text(yaml.safe_dump(config))
     rows = [
         {
-            "instance_id": alias_of(instance_id, kind),
+            "instance_id": instance_id,
             "responses_create_params": {"input": [], "temperature": 1.0},
-            "agent_ref": {"type": "responses_api_agents", "name": agent_of(agent, kind)},
+            "agent_ref": {"type": "responses_api_agents", "name": agent},
             **more,
         }
-        for kind in kinds
         for instance_id, agent, more in ROWS
     ]
     (project / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -193,26 +181,19 @@ def project() -> Iterator[Path]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def runs(project: Path) -> dict[str, Run]:
-    """The results of the rollouts on each kind of sandbox that this machine has."""
-    kinds = available()
+async def run(project: Path) -> Run:
+    """The results of the rollouts on the kinds of sandbox that this machine has."""
+    if not (kinds := available()):
+        pytest.skip("neither kind of sandbox is available here")
     async with serve(EngineDouble(write=by_instruction, max_context_tokens=MAX_CONTEXT_TOKENS)) as engine:
         configs = write_project(project, kinds)
         output = project / "results/rollouts.jsonl"
         output.parent.mkdir()
         policy = ("--model", "policy", "--model-url", engine.base_url, "--model-api-key", "none")
-        async with gym_env_start(project, configs, *policy, use_this_environment(project)) as servers:
+        async with gym_env_start(project, configs, *policy, use_this_environment(project)) as left:
             repeats = ("--num-repeats", str(REPEATS), "--concurrency", "32")
             rows = await gym_eval_run(project, project / "rows.jsonl", output, *repeats)
-        assert len(servers.seen) > len(rows), "every rollout had processes"
-        left = await servers.wait_for_the_end()
-        of_kind = {kind: [row for row in rows if row["instance_id"].startswith(f"{kind}_")] for kind in kinds}
-        return {kind: Run(kind, output.parent, of_kind[kind], engine, left) for kind in kinds}
-
-
-@pytest.fixture(scope="module", params=[pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in KINDS])
-def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
-    return runs[request.param]
+        return Run(kinds, output.parent, rows, engine, left)
 
 
 def verdict(row: dict[str, Any]) -> tuple[float, bool, str | None, str, int]:
@@ -230,9 +211,21 @@ def rollout_text(*answers: str) -> str:
 
 
 async def test_every_row_came_back(run: Run) -> None:
-    assert len(run.rows) == REPEATS * len(ROWS) == 18
+    assert len(run.rows) == REPEATS * len(ROWS)
     assert (run.folder / "rollouts_failures.jsonl").read_text() == ""
     assert all(row["response"]["output"] and row["tokens_contiguous"] == 1 for row in run.rows)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in KINDS])
+async def test_each_kind_of_sandbox_has_its_rows(run: Run, kind: str) -> None:
+    played: set[tuple[str, str]] = set()
+    for row in run.rows:
+        trial = json.loads((Path(row["trial_dir"]) / "config.json").read_text())
+        if trial["environment"]["import_path"].startswith(f"harbor_gym.sandboxes.{kind}."):
+            played.add((row["instance_id"], row["agent_ref"]["name"]))
+    assert played == {
+        (name, agent) for name, agent, _ in ROWS if kind == run.kinds[-1 if is_elsewhere(name, agent) else 0]
+    }
 
 
 async def test_solved_rows(run: Run) -> None:
@@ -261,7 +254,7 @@ async def test_lost_rows(run: Run) -> None:
         assert verdict(row) == (0.0, True, "verifier_error", "infrastructure_error", 2)
         assert (sampled(row), row["attempts"]) == (rollout_text(*SOLVED[:2]), 2)
         assert "boom" in row["verifier_output"]
-    for row in run.of("odd::unbuildable"):
+    for row in run.of("lost::unbuildable"):
         assert verdict(row) == (0.0, True, "provider_unavailable", "infrastructure_error", 0)
         assert row["attempts"] == 2
         assert len(sampled(row)) == 1
@@ -284,38 +277,30 @@ async def test_prompts_are_those_of_the_engine(run: Run) -> None:
     assert all(tuple(item["prompt_token_ids"]) in prompted for item in items)
 
 
-async def test_aggregates_leave_masked_rows_out_and_count_them(runs: dict[str, Run]) -> None:
-    run = next(iter(runs.values()))
+async def test_aggregates_leave_masked_rows_out_and_count_them(run: Run) -> None:
     (file,) = run.folder.glob("*aggregate_metrics.json")
     metrics = {entry["agent_ref"]["name"]: entry["agent_metrics"] for entry in json.loads(file.read_text())}
-    masked = Counter(
-        row["agent_ref"]["name"] for of_kind in runs.values() for row in of_kind.rows if row["mask_sample"]
-    )
-    of_agents = {agent_of(AGENT, kind): REPEATS for kind in runs}
-    assert masked == {OWN: 3 * REPEATS * len(runs), **of_agents}
+    masked = Counter(row["agent_ref"]["name"] for row in run.rows if row["mask_sample"])
+    assert masked == {OWN: 3 * REPEATS, AGENT: REPEATS}
     for agent, count in masked.items():
         assert metrics[agent]["coverage/masked_rollouts"] == count
         assert metrics[agent]["mean/reward"] == 1.0
 
 
 async def test_failures_are_found_by_instance_id(run: Run) -> None:
-    all_found = failed_rows(run.folder)
-    assert all_found == failed_rows(run.folder / "rollouts.jsonl")
-    found = [row for row in all_found if row.instance_id.startswith(f"{run.kind}_")]
-    late, broken, too_long, unbuildable = (
-        alias_of(name, run.kind) for name in ("good::late", "odd::broken", "odd::long", "odd::unbuildable")
-    )
+    found = failed_rows(run.folder)
+    assert found == failed_rows(run.folder / "rollouts.jsonl")
     assert Counter(row.instance_id for row in found) == {
-        late: REPEATS,
-        broken: 2 * REPEATS,
-        too_long: REPEATS,
-        unbuildable: REPEATS,
+        "good::late": REPEATS,
+        "odd::broken": 2 * REPEATS,
+        "odd::long": REPEATS,
+        "lost::unbuildable": REPEATS,
     }
     for row in found:
         assert row.trial_dir is not None
         assert row.trial_dir.is_dir(), row
-        assert row.is_masked is (row.instance_id != late)
-        if row.instance_id == broken:
+        assert row.is_masked is (row.instance_id != "good::late")
+        if row.instance_id == "odd::broken":
             assert "boom" in row.verifier_output
 
 
