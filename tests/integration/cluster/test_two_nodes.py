@@ -139,7 +139,7 @@ def expect_survival(
 ) -> None:
     """Kill a node in the middle of some groups, and expect each of their episodes once."""
     transcripts = folder / "run" / "transcripts"
-    with executor(folder / "run") as pool:
+    with executor(folder / "run", max_workers=2, sandboxes_per_worker=2 * SIZE) as pool:  # a worker on each node
         futures = [
             pool.submit(play_group, configs[n % len(configs)], f"group_{n}", transcripts, size) for n in range(groups)
         ]
