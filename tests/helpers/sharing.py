@@ -8,15 +8,16 @@ _ENGINES = ("docker", "local", "apptainer")
 _WHOLE = ("test_terminal_channel.py", "nemo_gym/test_rollouts.py")
 """Files whose engines are not taken apart: side by side, their killed channels and their timing disturb each other, and
 NeMo Gym's head server has one port on a machine."""
-_TOGETHER = ("tests/unit/chat_codecs/", "tests/unit/openenv/", "tests/unit/skyrl/")
-"""Folders whose files run in one process: each would import a framework for seconds."""
+_TRL = ("tests/integration/adapters/trl/", "tests/integration/training/trl/", "tests/integration/training/test_openenv")
+_TOGETHER = (("tests/unit/chat_codecs/",), ("tests/unit/openenv/",), ("tests/unit/skyrl/",), _TRL)
+"""Beginnings of files that run in one process: each would import a framework for seconds."""
 
 
 def group_of(nodeid: str) -> str:
     """Return the name of the group that runs in one process, one test after the other."""
     file, _, name = nodeid.partition("::")
-    if folder := next((folder for folder in _TOGETHER if file.startswith(folder)), ""):
-        return folder
+    if together := next((starts for starts in _TOGETHER if file.startswith(starts)), None):
+        return together[0]
     parameters = name.partition("[")[2]
     engine = next((engine for engine in _ENGINES if engine in parameters), "")
     return file if file.endswith(_WHOLE) else f"{file} {engine}"

@@ -22,6 +22,8 @@ def test_a_group_is_a_file_on_an_engine() -> None:
     assert group_of("tests/test_x.py::test_one[docker-3]") == "tests/test_x.py docker"
     assert group_of("tests/test_x.py::test_docker[3]") == group_of("tests/test_x.py::test_two") == "tests/test_x.py "
     assert group_of("tests/unit/skyrl/test_one.py::t[docker]") == group_of("tests/unit/skyrl/test_two.py::t")
+    adapter, training = "tests/integration/adapters/trl/test_one.py::t", "tests/integration/training/trl/test_two.py::t"
+    assert group_of(adapter) == group_of(training)
     assert group_of("tests/test_terminal_channel.py::test[docker]") == group_of("tests/test_terminal_channel.py::t")
 
 
