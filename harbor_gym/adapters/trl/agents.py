@@ -28,7 +28,7 @@ _NO_TOOLS = ("reset", "get_reward")
 
 
 def find_harness(agent: str | type[Any]) -> type[ToolHarness] | None:
-    """Return the harness of ``agent`` after checking its tools; None for ``terminal``.
+    """Return the harness of ``agent`` after checking the tools of a class that is not ours; None for ``terminal``.
 
     Args:
         agent: A name, ``module.path:Class``, or a subclass of :class:`ToolHarness`.
@@ -41,7 +41,8 @@ def find_harness(agent: str | type[Any]) -> type[ToolHarness] | None:
     found = _find(agent) if isinstance(agent, str) else agent
     if not (inspect.isclass(found) and issubclass(found, ToolHarness)):
         raise UsageError(f"agent {agent!r} is no subclass of harbor_gym.adapters.trl.ToolHarness")
-    _check_tools(found)
+    if found not in _TOOL_HARNESSES.values():
+        _check_tools(found)
     return found
 
 

@@ -24,6 +24,7 @@ from harbor_gym.adapters.trl import (
     rollout_reward,
     verified_reward,
 )
+from harbor_gym.adapters.trl.agents import find_harness
 from harbor_gym.errors import MissingDependencyError, TaskError, UsageError
 from harbor_gym.testing import write_tiny_task
 from tests.helpers.paths import ROOT
@@ -52,6 +53,16 @@ class Undocumented(ToolHarness):
 
 class Toolless(ToolHarness):
     pass
+
+
+@pytest.mark.parametrize("harness", [BashHarness, JupyterHarness, TerminalNotesHarness])
+def test_our_own_tools_can_be_shown_to_a_policy(harness: type[ToolHarness]) -> None:
+    """A spec checks the tools of other classes alone."""
+
+    class Checked(harness):
+        pass
+
+    find_harness(Checked)
 
 
 def test_the_dataset_has_trls_columns_and_the_suites_indices(suite: Path) -> None:

@@ -245,12 +245,19 @@ def test_how_many_at_once_is_the_trainers_setting(settings: dict[str, Any], grou
 
 PROGRAM = """\
 import sys, time
+from types import SimpleNamespace
 if __name__ == "__main__":  # the rollout process imports this file
-    from tests.integration.adapters.trl.test_worker import SETTINGS, HarborSpec, make_worker, wait_for
+    from tests.integration.adapters.trl.test_worker import SETTINGS, HarborSpec, Typist, ready, tokenizer
+    # What the worker reads of a trainer's configuration. TRL's own class takes seven seconds to import.
+    settings = {"num_generations": 2, "max_inflight_tasks": 4, "max_completion_length": 100, "max_staleness": 1}
+    settings |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "world_size": 1}
+    settings |= {"queue_maxsize": 0, "chat_template_kwargs": None}
     with HarborSpec(sys.argv[1], sandbox="local", **SETTINGS) as spec:
-        worker = make_worker(spec)
+        worker = spec.rollout_worker(SimpleNamespace(**settings), tokenizer(), model="policy", sampler=ready(Typist()))
         worker.start()
-        wait_for(worker, 1)
+        while worker.rollout_buffer.empty():
+            worker.check_health(240)
+            time.sleep(0.05)
         print("running", flush=True)
         time.sleep(100)
 """
