@@ -1,6 +1,7 @@
 """TRL's HarnessRolloutWorker and AsyncGRPOTrainer on the CPU with sessions of ours, token by token."""
 
 import functools
+from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -40,22 +41,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         saved, _, _ = tiny_trl.make_letter_policy(spec, path / "saved")
     resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
     return saved
-
-
-@pytest.fixture(scope="module")
-def untrained_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that writes anything, saved."""
-    import trl
-
-    from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
-
-    template = (Path(trl.__file__).parent / "chat_templates/qwen3.jinja").read_text()
-    tokenizer: Any = build_tokenizer([template], 512)
-    tokenizer.chat_template = template
-    path = tmp_path_factory.mktemp("untrained")
-    save_policy(build_model(tokenizer, hidden_size=64, layers=2), tokenizer, path)
-    resource_tracker.ensure_running()
-    return path
 
 
 @pytest.fixture
@@ -144,32 +129,38 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
     return trainer, engine
 
 
-def expect_token_exact(trainer: Any) -> None:
+@dataclass
+class InTurn:
+    """Episodes of several sources, one after the other."""
+
+    sources: tuple[Any, ...]
+    played: int = 0
+
+    def bind(self, task: Any, seed: int | None) -> Any:
+        """Return what makes the next episode's environment."""
+        self.played += 1
+        return self.sources[self.played % len(self.sources)].bind(task, seed)
+
+
+def test_a_step_of_local_and_of_served_episodes_is_token_exact(
+    suite: TaskSuite, model_dir: Path, tmp_path: Path
+) -> None:
+    """A process of TRL's worker takes ten seconds to start: one plays both halves of the group."""
+    config, task = config_of(suite), str(suite.tasks("train")[0].path)
+    with openenv.TerminalServer(ServerConfig(env=config, tasks=(task,), port=0, max_sessions=GROUP)) as server:
+        tasks = InTurn((openenv.LocalTasks(suite, config), openenv.ServedTasks(server.url, server.token)))
+        trainer, engine = train(tasks, suite, model_dir, tmp_path / "out", max_lost_in_a_row=1)
     (row,) = [row for row in trainer.state.log_history if "ratio" in row]
     assert abs(row["ratio"] - 1) < 1e-3
     assert abs(row["kl"]) < 1e-3
     assert 0 < row["reward"] < 1, "the policy writes all four letters"
     assert row.get("rollout/realign_frac", 0.0) == 0.0
     assert row.get("rollout/drift_tokens_mean", 0.0) == 0.0
-
-
-def test_a_step_is_token_exact(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
-    trainer, engine = train(openenv.LocalTasks(suite, config_of(suite)), suite, model_dir, tmp_path / "out")
-    expect_token_exact(trainer)
     assert engine.versions >= 1
 
 
-def test_a_step_on_a_server_is_token_exact(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
-    task = str(suite.tasks("train")[0].path)
-    with openenv.TerminalServer(
-        ServerConfig(env=config_of(suite), tasks=(task,), port=0, max_sessions=GROUP)
-    ) as server:
-        trainer, _ = train(openenv.ServedTasks(server.url, server.token), suite, model_dir, tmp_path / "out")
-    expect_token_exact(trainer)
-
-
-def test_a_training_whose_episodes_are_all_lost_ends(suite: TaskSuite, untrained_dir: Path, tmp_path: Path) -> None:
+def test_a_training_whose_episodes_are_all_lost_ends(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
     tasks = openenv.LocalTasks(suite, config_of(suite, fail={"start": 1}))
     with pytest.raises(RuntimeError, match="Rollout worker child has failed") as failed:
-        train(tasks, suite, untrained_dir, tmp_path / "out", max_lost_in_a_row=2 * GROUP)
+        train(tasks, suite, model_dir, tmp_path / "out", max_lost_in_a_row=2 * GROUP)
     assert f"{2 * GROUP} episodes in a row were lost" in str(failed.value.__cause__)
