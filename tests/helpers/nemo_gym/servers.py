@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.procfs import descendants, read_stat
-from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.patience import eventually
 
 BIN = Path(sys.executable).parent
 HEAD_PORT = 11000
@@ -107,9 +107,7 @@ def _adopted_orphans() -> Generator[None]:
 async def _outliving(before: set[int]) -> list[str]:
     """Return this process's new descendants that still run after the time in which all should have ended."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_SEC):
-            while _running(before):  # noqa: ASYNC110  # nobody announces the end of another's processes
-                await asyncio.sleep(0.5)
+        await eventually(lambda: not _running(before))
     return _running(before)
 
 

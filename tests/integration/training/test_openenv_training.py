@@ -61,7 +61,7 @@ def config_of(suite: TaskSuite, **options: Any) -> TerminalEnvConfig:
     )
 
 
-def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: int = 1, **settings: Any) -> Any:
+def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, **settings: Any) -> Any:
     """Train with TRL's classes, and return the trainer and the engine."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -81,7 +81,7 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
         dtype="float32",
         per_device_train_batch_size=GROUP,
         num_generations=GROUP,
-        max_steps=steps,
+        max_steps=1,
         token_budget=-1,
         max_staleness=0,
         weight_sync_steps=1,

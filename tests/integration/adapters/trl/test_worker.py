@@ -24,7 +24,7 @@ from harbor_gym.adapters.trl.groups import GroupPlayer, ready
 from harbor_gym.errors import HarborGymError, SandboxStartError, TaskError, UsageError
 from harbor_gym.testing import write_tiny_task
 from tests.helpers.paths import ROOT
-from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.patience import PATIENCE_SEC, wait_until
 from tests.helpers.policies.typists import Typist, tokenizer
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
@@ -247,17 +247,20 @@ PROGRAM = """\
 import sys, time
 from types import SimpleNamespace
 if __name__ == "__main__":  # the rollout process imports this file
+    from tests.helpers.patience import PATIENCE_SEC, wait_until
     from tests.integration.adapters.trl.test_worker import SETTINGS, HarborSpec, Typist, ready, tokenizer
-    # What the worker reads of a trainer's configuration. TRL's own class takes seven seconds to import.
+    # What the worker reads of a trainer's configuration. TRL's own class takes seven seconds to import, and so does a
+    # sample: none is taken out of the buffer.
     settings = {"num_generations": 2, "max_inflight_tasks": 4, "max_completion_length": 100, "max_staleness": 1}
     settings |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "world_size": 1}
     settings |= {"queue_maxsize": 0, "chat_template_kwargs": None}
     with HarborSpec(sys.argv[1], sandbox="local", **SETTINGS) as spec:
         worker = spec.rollout_worker(SimpleNamespace(**settings), tokenizer(), model="policy", sampler=ready(Typist()))
         worker.start()
-        while worker.rollout_buffer.empty():
-            worker.check_health(240)
-            time.sleep(0.05)
+        def has_sample():
+            worker.check_health(PATIENCE_SEC)
+            return not worker.rollout_buffer.empty()
+        wait_until(has_sample)
         print("running", flush=True)
         time.sleep(100)
 """
@@ -272,25 +275,22 @@ def test_every_end_of_the_trainer_ends_the_process_and_its_sandboxes(
     """Nothing hears SIGTERM in such a program: to what it leaves behind it is SIGKILL."""
     task, file = write_task(tmp_path / "task"), tmp_path / "program.py"
     file.write_text(PROGRAM)
-    program = subprocess.Popen(
+    # Its end waits for the program alone, and not for its output, which a process that it leaves behind holds open.
+    with subprocess.Popen(
         [sys.executable, str(file), str(task)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "running\n"
-        (child,) = children(program.pid)
-        program.send_signal(number)
-        assert program.wait(PATIENCE_SEC) in (128 + number, -number)
-    finally:
-        program.kill()
-        program.communicate()
-    deadline = time.monotonic() + PATIENCE_SEC
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "running\n"
+            (child,) = children(program.pid)
+            program.send_signal(number)
+            assert program.wait(PATIENCE_SEC) in (128 + number, -number)
+        finally:
+            program.kill()
+    wait_until(lambda: not Path(f"/proc/{child}").exists())
     assert [path.name for path in scratch.iterdir() if path.name.startswith("harbor-gym")] == []
 
 
