@@ -13,7 +13,7 @@ unset HARBOR_GYM_REQUIRE # frameworks have environments of their own, and each e
 # Left out are the files of the folders named in part, no test of which runs code of Harbor, and further signals that stop
 # the same trial.
 stopped=tests/unit/checking/test_checks.py::test_a_check_that_is_stopped_prints_what_it_has
-exec "$environment/bin/python" -m pytest -n 3 --max-worker-restart 0 -m 'not slow' \
+exec "$environment/bin/python" -m pytest -n 2 --max-worker-restart 0 -m 'not slow' \
   tests/unit/episode tests/unit/tasks tests/unit/formats/test_{actions,beside_harbor}.py \
   tests/unit/formats/test_actions_formats.py::test_the_prompts_own_example_is_read_without_complaint \
   tests/unit/checking/test_checks.py --deselect "${stopped}[1]" --deselect "${stopped}[15]" \
