@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessStat(NamedTuple):
@@ -41,20 +42,25 @@ class ProcessStat(NamedTuple):
 def read_stat(pid: int) -> ProcessStat | None:
     """Return a process's /proc/PID/stat; None if there is no process of that id."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
+        file = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY)  # a Path takes most of the time of a search through all processes
     except OSError:
         return None
+    try:
+        text = os.read(file, 4096).decode(errors="replace")
+    except OSError:
+        return None
+    finally:
+        os.close(file)
     head, _, tail = text.rpartition(") ")  # the name may hold anything, parentheses too
     state, *fields = tail.split()
-    ticks = os.sysconf("SC_CLK_TCK")
     return ProcessStat(
         pid=pid,
         name=head.partition(" (")[2],
         state=state,
         parent=int(fields[0]),
         group=int(fields[1]),
-        cpu_sec=(int(fields[10]) + int(fields[11])) / ticks,
-        children_cpu_sec=(int(fields[12]) + int(fields[13])) / ticks,
+        cpu_sec=(int(fields[10]) + int(fields[11])) / _TICKS,
+        children_cpu_sec=(int(fields[12]) + int(fields[13])) / _TICKS,
         start_time=int(fields[18]),
     )
 
@@ -75,7 +81,7 @@ def size_bytes(file: str, field: str) -> int | None:
 
 def process_ids() -> list[int]:
     """Return the ids of all processes that this one can see."""
-    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
+    return [int(name) for name in os.listdir(PROC) if name.isdecimal()]
 
 
 def all_stats() -> Iterator[ProcessStat]:
