@@ -41,8 +41,9 @@ class ProcessStat(NamedTuple):
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return a process's /proc/PID/stat; None if there is no process of that id."""
+    # Read by a Path, it would take three times as long, and searches read it of every process.
     try:
-        file = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY)  # a Path takes most of the time of a search through all processes
+        file = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -81,7 +82,7 @@ def size_bytes(file: str, field: str) -> int | None:
 
 def process_ids() -> list[int]:
     """Return the ids of all processes that this one can see."""
-    return [int(name) for name in os.listdir(PROC) if name.isdecimal()]
+    return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
 
 
 def all_stats() -> Iterator[ProcessStat]:
