@@ -1,8 +1,8 @@
-"""A sampler that types, and its tokenizer; without a framework, for processes that should start quickly."""
+"""A sampler that types, and its tokenizer."""
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +28,12 @@ class Typist:
     """Writes the answer of a test's task, or nothing, and ends."""
 
     solves: bool = True
+    tokenizer: Callable[[], Any] = tokenizer
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
-        is_first = tokenizer().decode(list(prompt)).count("<|im_start|>assistant") == 1
+        tokenizer = self.tokenizer()
+        is_first = tokenizer.decode(list(prompt)).count("<|im_start|>assistant") == 1
         command = "echo done > /srv/answer\n" if self.solves else "true\n"
         text = command if is_first else "<task_complete/>"
-        tokens = [*tokenizer().encode(text, add_special_tokens=False), tokenizer().eos_token_id]
+        tokens = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
         return Sample(tokens, [-0.5] * len(tokens))

@@ -1,6 +1,7 @@
 """The rollout worker of AsyncGRPO without a trainer: its process, its end, and the loss of every episode."""
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -23,9 +24,10 @@ from harbor_gym.adapters.trl import HarborRolloutWorker, HarborSpec
 from harbor_gym.adapters.trl.groups import GroupPlayer, ready
 from harbor_gym.errors import HarborGymError, SandboxStartError, TaskError, UsageError
 from harbor_gym.testing import write_tiny_task
+from tests.helpers.chats.code_points import CodePoints
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC, wait_until
-from tests.helpers.policies.typists import Typist, tokenizer
+from tests.helpers.policies import typists
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
 
@@ -38,6 +40,7 @@ GROUP = 4
 SETTINGS: dict[str, Any] = {"agent": "terminal", "action_format": "keystrokes", "confirm_task_complete": False}
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
 START_LIMIT_SEC = PATIENCE_SEC
+Typist = functools.partial(typists.Typist, tokenizer=CodePoints)
 
 
 def config(**settings: Any) -> "AsyncGRPOConfig":
@@ -58,7 +61,7 @@ def spec(tmp_path: Path) -> Iterator[HarborSpec]:
 
 def make_worker(spec: HarborSpec, sampler: Any = None, **settings: Any) -> HarborRolloutWorker:
     sampler = ready(sampler or Typist())
-    return spec.rollout_worker(config(), tokenizer(), model="policy", sampler=sampler, **settings)
+    return spec.rollout_worker(config(), CodePoints(), model="policy", sampler=sampler, **settings)
 
 
 async def ignore(sample: object) -> None:
@@ -110,7 +113,7 @@ def test_samples_of_the_rollout_process(spec: HarborSpec) -> None:
         assert not sample.old_log_probs[sample.completion_mask == 0].any()
         assert set(sample.old_log_probs[sample.completion_mask == 1]) == {-0.5}
         assert [message["role"] for message in sample.completion] == ["assistant", "user", "assistant"]
-        assert tokenizer().decode(sample.input_ids).startswith("<|im_start|>system")
+        assert CodePoints().decode(sample.input_ids).startswith("<|im_start|>system")
     assert worker.metrics_queue.get()["harbor/lost"] == (0.0, GROUP)
     worker.stop()
 
@@ -122,7 +125,7 @@ def test_weights_that_change_in_the_middle_of_an_episode(
     """The trainer makes two steps while the first answers of the group are sampled."""
     asked, all_asked = 0, asyncio.Event()
 
-    class Slow(Typist):
+    class Slow(typists.Typist):
         async def __call__(self, prompt: Sequence[int]) -> Sample:
             nonlocal asked
             asked += 1
@@ -136,10 +139,10 @@ def test_weights_that_change_in_the_middle_of_an_episode(
 
     async def run() -> list[Any]:
         player = GroupPlayer(plan, emit=ignore, report=metrics.append, version=lambda: 3 if asked < GROUP else 5)
-        return await player.play(0, Slow())
+        return await player.play(0, Slow(tokenizer=CodePoints))
 
     samples = get_portal().call(run)
-    first, second = (len(tokenizer().encode(text)) + 1 for text in ("echo done > /srv/answer\n", "<task_complete/>"))
+    first, second = (len(CodePoints().encode(text)) + 1 for text in ("echo done > /srv/answer\n", "<task_complete/>"))
     assert [sample.completion_mask.sum() for sample in samples] == [first * is_first_trained + second] * GROUP
     assert {sample.model_version for sample in samples} == {version}
     behind = {name: count for name, count in metrics[0].items() if "behind" in name}
@@ -147,7 +150,7 @@ def test_weights_that_change_in_the_middle_of_an_episode(
 
 
 def test_advantages_are_trls(spec: HarborSpec) -> None:
-    class Halves(Typist):
+    class Halves(typists.Typist):
         asked = 0
 
         async def __call__(self, prompt: Sequence[int]) -> Sample:
@@ -155,7 +158,7 @@ def test_advantages_are_trls(spec: HarborSpec) -> None:
             return await Typist(solves=Halves.asked % 4 == 1).__call__(prompt)
 
     worker = make_worker(spec)
-    halves = Halves()
+    halves = Halves(tokenizer=CodePoints)
     plan = worker.plan
 
     async def run() -> list[Any]:
@@ -189,7 +192,7 @@ def test_groups_that_are_lost_whole_raise(tmp_path: Path) -> None:
 
 
 def test_a_good_group_forgives_the_lost_ones_before_it(spec: HarborSpec) -> None:
-    class Flaky(Typist):
+    class Flaky(typists.Typist):
         group = 0
 
         async def __call__(self, prompt: Sequence[int]) -> Sample:
@@ -197,7 +200,7 @@ def test_a_good_group_forgives_the_lost_ones_before_it(spec: HarborSpec) -> None
                 raise SandboxStartError("lost")
             return await super().__call__(prompt)
 
-    plan, flaky = make_worker(spec, max_lost_groups=2).plan, Flaky()
+    plan, flaky = make_worker(spec, max_lost_groups=2).plan, Flaky(tokenizer=CodePoints)
 
     async def run() -> list[int]:
         player = GroupPlayer(plan, emit=ignore, report=[].append, version=lambda: 1)
@@ -248,14 +251,14 @@ import sys, time
 from types import SimpleNamespace
 if __name__ == "__main__":  # the rollout process imports this file
     from tests.helpers.patience import PATIENCE_SEC, wait_until
-    from tests.integration.adapters.trl.test_worker import SETTINGS, HarborSpec, Typist, ready, tokenizer
+    from tests.integration.adapters.trl.test_worker import SETTINGS, CodePoints, HarborSpec, Typist, ready
     # What the worker reads of a trainer's configuration. TRL's own class takes seven seconds to import, and so does a
-    # sample: none is taken out of the buffer.
+    # sample: none is taken out of the buffer. A tokenizer of transformers takes four, in both processes.
     settings = {"num_generations": 2, "max_inflight_tasks": 4, "max_completion_length": 100, "max_staleness": 1}
     settings |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "world_size": 1}
     settings |= {"queue_maxsize": 0, "chat_template_kwargs": None}
     with HarborSpec(sys.argv[1], sandbox="local", **SETTINGS) as spec:
-        worker = spec.rollout_worker(SimpleNamespace(**settings), tokenizer(), model="policy", sampler=ready(Typist()))
+        worker = spec.rollout_worker(SimpleNamespace(**settings), CodePoints(), model="policy", sampler=ready(Typist()))
         worker.start()
         def has_sample():
             worker.check_health(PATIENCE_SEC)
