@@ -27,5 +27,6 @@ exec "$environment/bin/python" -m pytest -n 2 --max-worker-restart 0 -m 'not slo
   tests/integration/adapters/test_harbor_rollouts.py tests/integration/adapters/test_harbor_server.py \
   tests/integration/adapters/test_guarded_grading.py \
   tests/integration/episode/test_mcp_tools.py::test_a_service_gets_headers_that_no_policy_sees \
-  tests/integration/gateway/test_gateway_trials.py tests/benchmarks/test_bench_gateway.py \
+  tests/integration/gateway/test_gateway_trials.py \
+  tests/benchmarks/test_bench_gateway.py::test_harbors_relay_is_measured_beside_them \
   tests/integration/episode/test_pristine_view.py::test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verifier "$@"
