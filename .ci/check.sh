@@ -23,7 +23,8 @@ mapfile -t fragments < <(git ls-files '*.bash')
 gate .venv/bin/ruff check .
 gate .venv/bin/ruff format --check .
 gate .venv/bin/lint-imports --no-logo
-gate .venv/bin/pyright
+gate .venv/bin/python .ci/blocks.py
+gate pyright
 gate .venv/bin/shellcheck -x "${scripts[@]}"
 gate .venv/bin/shellcheck -s bash "${fragments[@]}"
 gate .ci/leaks.sh

@@ -6,8 +6,6 @@ import inspect
 import json
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,19 +43,6 @@ RUN_BY = {
     "trl-3": "tests/integration/training/trl/test_gpu_blocks.py",
 }
 """The test file that runs each Python block."""
-
-_TRL = ("reportPrivateImportUsage", "TRL names what it exports when it is imported, which no type checker does")
-_PANDAS = [
-    (f"report{rule}", "pandas infers no type of a group's column; pandas-stubs is a package of its own")
-    for rule in ("ArgumentType", "AttributeAccessIssue", "CallIssue", "IndexIssue", "OperatorIssue")
-]
-EXCUSED = {
-    "evaluation-1": _PANDAS,
-    "openenv-3": [_TRL, ("reportArgumentType", "TRL's own worker does not fit TRL's own protocol")],
-    "trl-1": [_TRL],
-    "trl-3": [_TRL],
-}
-"""The rules of the type checker, basic, that a block may break, and why."""
 
 MADE_WITH_THE_SITE = {"commands.md"}
 """Pages that .ci/docs/hooks.py adds."""
@@ -226,22 +211,6 @@ def test_every_python_block_is_run_by_a_test() -> None:
         names = [page.name for page in PAGES if any(RUN_BY.get(f"{page.stem}-{n}") == file for n in range(1, 9))]
         for name in names:
             assert name in (ROOT / file).read_text(), f"{file} does not read {name}"
-
-
-@pytest.mark.slow
-def test_every_python_block_passes_the_type_checker(tmp_path: Path) -> None:
-    for block in blocks("python"):
-        rules = "".join(f"# pyright: {rule}=false\n" for rule, _ in EXCUSED.get(block.id, ()))
-        (tmp_path / f"{block.id}.py").write_text(rules + block.values[0], encoding="utf-8")
-    settings = {"typeCheckingMode": "basic", "venvPath": str(ROOT), "venv": ".venv", "extraPaths": [str(ROOT)]}
-    settings["stubPath"] = str(ROOT / "typings")
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
-    command = [sys.executable, "-m", "pyright", "-p", str(tmp_path), "--outputjson"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    report = json.loads(done.stdout)
-    assert report["summary"]["filesAnalyzed"] == len(RUN_BY)
-    found = [(Path(item["file"]).stem, item.get("rule"), item["message"]) for item in report["generalDiagnostics"]]
-    assert found == []
 
 
 def test_every_block_of_data_is_well_formed() -> None:
