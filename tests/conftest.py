@@ -25,7 +25,6 @@ _LONGEST = (
     "test_terminal_channel",
     "test_harbor_server",
     "test_agent_training",
-    "test_openenv_training",
     "test_attacks",
     "test_rollout_executors",
     "test_embedded_server",

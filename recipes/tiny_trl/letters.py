@@ -45,8 +45,8 @@ _TASK = {
 }
 _FINAL_ANSWER = "done"
 _COMPLETE = "<task_complete/>"
-_VOCABULARY, _HIDDEN_SIZE, _LAYERS = 1024, 64, 2
-_LEARNING_RATE = 3e-3
+_VOCABULARY, _HIDDEN_SIZE, _LAYERS = 2048, 64, 2
+_LEARNING_RATE = 5e-3
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ def write_letter_task(directory: Path) -> Path:
 
 
 def make_letter_policy(
-    spec: HarborSpec, out_dir: Path, *, seed: int = 0, steps: int = 150
+    spec: HarborSpec, out_dir: Path, *, seed: int = 0, steps: int = 80
 ) -> tuple[Path, Qwen3ForCausalLM, Any]:
-    """Play four demonstrations with a spec, and return a policy that imitates them. Blocks for about half a minute.
+    """Play four demonstrations with a spec, and return a policy that imitates them. Blocks for some seconds.
 
     Args:
         spec: The spec of the task of :func:`write_letter_task`, with the agent ``bash``, or ``terminal`` and
@@ -196,17 +196,18 @@ def _imitate(model: Qwen3ForCausalLM, rows: Sequence[_Row], steps: int) -> None:
     """Train on all rows at each step, so that each letter is written as often as the others."""
     width = max(len(row.tokens) for row in rows)
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
-    labels = torch.full((len(rows), width), -100)
+    is_learnt = torch.zeros(len(rows), width, dtype=torch.bool)
     for number, row in enumerate(rows):
         tokens[number, : len(row.tokens)] = torch.tensor(row.tokens)
-        learnt = [token if kept else -100 for token, kept in zip(row.tokens, row.is_learnt, strict=True)]
-        labels[number, : len(row.tokens)] = torch.tensor(learnt)
+        is_learnt[number, : len(row.tokens)] = torch.tensor(row.is_learnt)
+    backbone, head = cast("Any", model.model), cast("Any", model.lm_head)
     optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so few weights gain nothing from more threads
     try:
         for _ in range(steps):
-            loss = cast("Any", model)(input_ids=tokens, labels=labels).loss
+            states = backbone(input_ids=tokens[:, :-1]).last_hidden_state[is_learnt[:, 1:]]
+            loss = torch.nn.functional.cross_entropy(head(states), tokens[is_learnt])
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,12 @@ def solved() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=["bash", "terminal"])
-def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
+def policy(request: pytest.FixtureRequest, letter_policy: Callable[[str], Path]) -> tuple[str, Any, Any]:
     """The agent, and a policy for it."""
-    folder = tmp_path_factory.mktemp("policy")
-    own: dict[str, Any] = tiny_trl.SETTINGS if request.param == "terminal" else {}
-    with HarborSpec(tiny_trl.write_letter_task(folder / "task"), agent=request.param, sandbox=FAKE, **own) as spec:
-        _, model, tokenizer = tiny_trl.make_letter_policy(spec, folder / "policy")
-    return request.param, model, tokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    saved = letter_policy(request.param)
+    return request.param, AutoModelForCausalLM.from_pretrained(saved), AutoTokenizer.from_pretrained(saved)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_group_that_is_lost_whole_trains_nothing(
 @pytest.mark.parametrize("agent", ["bash", "terminal"])
 def test_on_a_real_sandbox(agent: str, tmp_path: Path) -> None:
     rewards = tiny_trl.train_letters(
-        tmp_path, agent=agent, sandbox="local", steps=2, group_size=GROUP, warm_start_steps=150
+        tmp_path, agent=agent, sandbox="local", steps=2, group_size=GROUP, warm_start_steps=80
     )
     rows = [json.loads(line) for line in (tmp_path / tiny_trl.METRICS_NAME).read_text().splitlines()]
     assert rewards == [row["reward"] for row in rows]
