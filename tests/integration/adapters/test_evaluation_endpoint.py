@@ -272,8 +272,9 @@ async def test_a_half_solved_task_is_not_solved(tmp_path: Path, flag: str) -> No
     assert kept["step_rewards"] == [{"reward": 1.0}, {"reward": 0.0}]
 
 
-@pytest.mark.parametrize("kind", ["process", "ray"])
-@pytest.mark.parametrize("agent", [None, AGENT.import_path], ids=["our own loop", "an agent"])
+@pytest.mark.parametrize(
+    ("kind", "agent"), [("process", None), ("ray", AGENT.import_path)], ids=["process, our own loop", "ray, an agent"]
+)
 async def test_episodes_in_other_processes(kind: str, agent: str | None, tmp_path: Path) -> None:
     if kind == "ray":
         pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')

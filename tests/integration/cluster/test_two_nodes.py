@@ -20,7 +20,7 @@ from harbor_gym.errors import SandboxLostError, SandboxStartError
 from harbor_gym.tasks import find_tasks
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.cluster.groups import play_group, wait_and_note
-from tests.helpers.cluster.nodes import Nodes, two_nodes
+from tests.helpers.cluster.nodes import SANDBOXES, Nodes, two_nodes
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC, wait_until
 from tests.helpers.sandboxes.fake_episodes import fake_config
@@ -48,7 +48,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 def executor(output: Path, **limits: Any) -> ClusterExecutor:
     import ray
 
-    settings: dict[str, Any] = {"max_workers": 4, "sandboxes_per_worker": SIZE, "interrupt_timeout_sec": 30.0, **limits}
+    settings: dict[str, Any] = {"max_workers": 2, "sandboxes_per_worker": SANDBOXES, "interrupt_timeout_sec": 30.0}
+    settings |= limits
     return ClusterExecutor(ray, ClusterLimits(**settings), output_dir=output)
 
 
@@ -77,7 +78,7 @@ def leftovers(nodes: Nodes, name: str) -> list[str]:
 def test_nodes_share_the_groups_and_at_the_end_close_what_is_under_way(nodes: Nodes, tmp_path: Path) -> None:
     """One set of workers, whose start takes most of the time, shows both."""
     config = fake_config(tmp_path / "task", **SOLVED, delay_sec=0.05)
-    pool = executor(tmp_path / "run", starts_per_sec=200.0)
+    pool = executor(tmp_path / "run", starts_per_sec=200.0, max_workers=3, sandboxes_per_worker=SIZE)
     futures = [pool.submit(play_group, config, f"group_{n}", tmp_path / "run" / "transcripts", SIZE) for n in range(8)]
     episodes = expect_each_once(futures, tmp_path / "run", 8)
     assert pool.granted_starts() == 8 * SIZE
@@ -93,15 +94,14 @@ def test_nodes_share_the_groups_and_at_the_end_close_what_is_under_way(nodes: No
     slow = fake_config(tmp_path / "slow", **SOLVED, delay_sec=300.0)
     noting = pool.submit(wait_and_note, tmp_path)
     futures = [pool.submit(play_group, slow, f"group_{n}", tmp_path / "run", SIZE) for n in range(5)]
-    # Four calls are under way, and three of them have made their folders.
+    # Three calls are under way, and two of them have made their folders.
     wait_until((tmp_path / "began").exists, limit_sec=START_SEC)
     wait_until(
-        lambda: sorted(len(leftovers(nodes, name)) // SIZE for name in ("first", "second")) >= [1, 2],
-        limit_sec=START_SEC,
+        lambda: sum(len(leftovers(nodes, name)) // SIZE for name in ("first", "second")) >= 2, limit_sec=START_SEC
     )
     pool.shutdown(cancel_futures=True)
-    assert [future.cancelled() for future in futures] == [False] * 3 + [True] * 2
-    assert [type(future.exception()) for future in (noting, *futures[:3])] == [InterruptedError] * 4
+    assert [future.cancelled() for future in futures] == [False] * 2 + [True] * 3
+    assert [type(future.exception()) for future in (noting, *futures[:2])] == [InterruptedError] * 3
     assert (tmp_path / "ended").exists(), "its process was killed"
     assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
 
@@ -125,12 +125,12 @@ def test_no_room_is_reported(nodes: Nodes, tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-def test_32_episodes_of_two_tasks_survive_a_killed_node(nodes: Nodes, tmp_path: Path) -> None:
-    """Each node builds each image by itself: two of the six tasks show it."""
+def test_24_episodes_of_two_tasks_survive_a_killed_node(nodes: Nodes, tmp_path: Path) -> None:
+    """Each node has one worker and builds each image by itself: two of the six tasks show it."""
     before = mounts()
     configs = [TerminalEnvConfig(task_dir=task, sandbox="local") for task in find_tasks([ROOT / "tasks"])[:2]]
     assert len(configs) == 2
-    expect_survival(nodes, tmp_path, configs, groups=8, size=SIZE // 2, rewards={0.0})
+    expect_survival(nodes, tmp_path, configs, groups=6, size=SIZE // 2, rewards={0.0})
     wait_until(lambda: mounts() == before)
 
 
@@ -149,7 +149,7 @@ def expect_survival(
         episodes = expect_each_once(futures, folder / "run", groups, size=size, rewards=rewards)
         assert pool.reruns >= 1
         nodes.add("second")  # the machine returns; its leftovers are removed before it plays
-        last = [pool.submit(play_group, configs[0], "again", folder / "other", 1) for _ in range(8)]
+        last = [pool.submit(play_group, configs[0], "again", folder / "other", 1) for _ in range(4)]
         wait_until(
             lambda: all(future.done() for future in last) and not leftovers(nodes, "second"), limit_sec=START_SEC
         )
