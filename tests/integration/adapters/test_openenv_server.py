@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -104,16 +104,22 @@ async def test_without_the_token_nothing_is_served(server: Served, token: str) -
             assert await answer.json() == {"status": "healthy"}
 
 
-async def test_a_session_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_over_tls_of_which_an_idle_one_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server, whose start takes most of the time, shows both."""
     certificate, key = write_certificate(tmp_path)
     task = write_tiny_task(tmp_path / "task")
     flags = ("--env", FAKE, "--no-confirm-task-complete", "--ssl-certfile", certificate, "--ssl-keyfile", key)
-    with served("--task", task, *flags) as found:
+    with served("--task", task, *flags, "--idle-timeout-sec", "5") as found:
         assert found.url.startswith("https://127.0.0.1:")
         with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
             await play(found, typed("true\n"))
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert (await play(found, typed("true\n")))[-1].done
+        async with client_of(found) as client:
+            await client.reset(index=0)
+            socket = client._ws
+            await asyncio.wait_for(socket.wait_closed(), PATIENCE_SEC)
+            assert (socket.close_code, socket.close_reason) == (4008, "no message for 5 s")
 
 
 async def open_connection(server: Served, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -263,29 +269,36 @@ async def test_a_full_server_refuses_clearly_and_a_closed_session_makes_room(ser
             await client.close()
 
 
-async def test_an_idle_session_expires(tmp_path: Path) -> None:
-    flags = ("--task", write_tiny_task(tmp_path / "task"), "--env", FAKE, "--idle-timeout-sec", "3")
-    with served(*flags) as server:
-        async with client_of(server) as client:
-            await client.reset(index=0)
-            socket = client._ws
-            await asyncio.wait_for(socket.wait_closed(), PATIENCE_SEC)
-            assert (socket.close_code, socket.close_reason) == (4008, "no message for 3 s")
-
-
 # -- real sandboxes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def local_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    """A server of one task in local sandboxes."""
-    with served(*local_arguments(tmp_path_factory.mktemp("local"))) as found:
-        yield found
+def local_scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder for temporary files of the local servers alone."""
+    return tmp_path_factory.mktemp("scratch")
 
 
-def local_arguments(directory: Path) -> list[str]:
-    task = write_task(directory / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
-    return ["--task", str(task), "--env", "local", "--no-confirm-task-complete", "--max-sessions", str(AT_ONCE)]
+@pytest.fixture(scope="module")
+def local_servers(tmp_path_factory: pytest.TempPathFactory, local_scratch: Path) -> Generator[Callable[[], Served]]:
+    """Return a server of one task in local sandboxes: the last one, or another where a test has ended it."""
+    task = write_task(tmp_path_factory.mktemp("local") / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
+    sandbox = ("--env", "local", "--no-confirm-task-complete", "--max-sessions", str(AT_ONCE))
+    with contextlib.ExitStack() as stack:
+        last: list[Served] = []
+
+        def running() -> Served:
+            if not last or last[-1].process.poll() is not None:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setenv("TMPDIR", str(local_scratch))
+                    last.append(stack.enter_context(served("--task", task, *sandbox)))
+            return last[-1]
+
+        yield running
+
+
+@pytest.fixture
+def local_server(local_servers: Callable[[], Served]) -> Served:
+    return local_servers()
 
 
 @pytest.mark.local
@@ -334,27 +347,26 @@ async def test_a_client_that_vanishes_leaves_nothing(local_server: Served, momen
     ids=lambda value: getattr(value, "name", ""),
 )
 async def test_every_end_of_the_server_stops_its_sandboxes(
-    tmp_path: Path, scratch: Path, number: signal.Signals, status: int
+    local_server: Served, local_scratch: Path, number: signal.Signals, status: int
 ) -> None:
     before = mounts()
-    with served(*local_arguments(tmp_path)) as server:
-        clients = [client_of(server) for _ in range(2)]
-        for client in clients:
-            await client.connect()
-            await client.reset(index=0)
-        await clients[0]._send({"type": "step", "data": message_data("sleep 50\n")})
-        await asyncio.sleep(0.2)
-        processes = set(descendants(server.process.pid))
-        assert processes
-        assert await asyncio.to_thread(server.end, number) == status
-        await eventually(lambda: not any(map(_runs, processes)))
-        await eventually(lambda: mounts() == before)
-        for client in clients:
-            socket = client._ws
-            await asyncio.wait_for(socket.wait_closed(), PATIENCE_SEC)
+    clients = [client_of(local_server) for _ in range(2)]
+    for client in clients:
+        await client.connect()
+        await client.reset(index=0)
+    await clients[0]._send({"type": "step", "data": message_data("sleep 50\n")})
+    await asyncio.sleep(0.2)
+    processes = set(descendants(local_server.process.pid))
+    assert processes
+    assert await asyncio.to_thread(local_server.end, number) == status
+    await eventually(lambda: not any(map(_runs, processes)))
+    await eventually(lambda: mounts() == before)
+    for client in clients:
+        socket = client._ws
+        await asyncio.wait_for(socket.wait_closed(), PATIENCE_SEC)
     if number is signal.SIGKILL:
-        assert run("reap").returncode == 0
-    assert [name for name in contents(scratch) if name.startswith("harbor-gym")] == []
+        assert run("reap", TMPDIR=str(local_scratch)).returncode == 0
+    assert [name for name in contents(local_scratch) if name.startswith("harbor-gym")] == []
 
 
 def message_data(keystrokes: str) -> dict[str, Any]:
