@@ -24,7 +24,6 @@ _LONGEST = (
     "test_resumed_run",
     "test_terminal_channel",
     "test_harbor_server",
-    "test_agent_training",
     "test_attacks",
     "test_rollout_executors",
     "test_embedded_server",

@@ -5,7 +5,7 @@
 It takes every option of ``skyrl.tinker.api`` and a few of its own (``--help`` lists them). This file imports nothing of
 harbor_gym, so an interpreter that only has SkyRL can run it by its path.
 
-SkyRL's server is changed in five places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
+SkyRL's server is changed in six places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
 
 1. The engine process is this file run by this interpreter, not ``uv run`` with extras.
 2. A promise of samples carries one id per sample, which the Tinker SDK asserts since 0.28.
@@ -13,6 +13,7 @@ SkyRL's server is changed in five places by private names of one SkyRL version; 
 4. The checkpoint routes accept the ids (``session:train:0``) that the SDK gives to models made that way.
 5. Log-probabilities of a prompt have one entry per token, None for the first, as in Tinker. The JAX backend leaves the
    first out, which would shift the others by one token in a KL penalty.
+6. The server process imports torch when it first uses it, which it does for images alone: that takes seconds.
 """
 
 import argparse
@@ -21,12 +22,15 @@ import ctypes
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import signal
 import socket
 import sqlite3
 import sys
+import types
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +88,28 @@ _PR_SET_PDEATHSIG = 1
 _GRACEFUL_SHUTDOWN_SEC = 1
 
 
+class _LateModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def _late_torch() -> Generator[None]:
+    """Give a module that is imported meanwhile a torch that is imported at its first use (change 6)."""
+    if "torch" in sys.modules or (spec := importlib.util.find_spec("torch")) is None:
+        yield
+        return
+    late = sys.modules["torch"] = _LateModule("torch")
+    late.__spec__ = spec
+    try:
+        yield
+    finally:
+        if sys.modules.get("torch") is late:
+            del sys.modules["torch"]
+
+
 def verify_skyrl(*, server: bool = True, engine: bool = True) -> list[str]:
     """Check that the installed SkyRL is the version for which these changes were written.
 
@@ -104,7 +130,8 @@ def verify_skyrl(*, server: bool = True, engine: bool = True) -> list[str]:
     for name in dict.fromkeys((*(ENGINE_NAMES if engine else ()), *(SERVER_NAMES if server else ()))):
         module, _, attributes = name.partition(":")
         try:
-            found: Any = importlib.import_module(module)
+            with _late_torch() if module == "skyrl.tinker.api" else contextlib.nullcontext():
+                found: Any = importlib.import_module(module)
             for attribute in attributes.split("."):
                 found = getattr(found, attribute)
         except (ImportError, AttributeError) as error:

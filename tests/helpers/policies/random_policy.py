@@ -1,5 +1,9 @@
-"""A policy of random weights for the embedded server: compiled and trained in no time, and of few words."""
+"""Policies of random weights for the embedded server: compiled and trained in no time.
 
+All have the same shapes, so that JAX compiles once for the tests of all of them.
+"""
+
+import importlib.resources
 from pathlib import Path
 
 from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
@@ -11,10 +15,20 @@ LONG_VECTOR = 25
 
 
 def write_random_policy(folder: Path) -> Path:
-    """Write model and tokenizer as one Hugging Face directory and return it; its renderer is ``qwen3_instruct``."""
-    tokenizer = build_tokenizer([system_prompt(ActionFormat.KEYSTROKES)] * 3, 768)
+    """Write a policy of few words as one Hugging Face directory and return it; its renderer is ``qwen3_instruct``."""
+    return _write(folder, system_prompt(ActionFormat.KEYSTROKES), LONG_VECTOR)
+
+
+def write_endless_policy(folder: Path) -> Path:
+    """Write likewise a policy that hardly ends a message, and to which Terminus-2's prompt is few tokens."""
+    template = importlib.resources.files("harbor").joinpath("agents/terminus_2/templates/terminus-json-plain.txt")
+    return _write(folder, template.read_text(encoding="utf-8"), 1)
+
+
+def _write(folder: Path, corpus: str, long_vector: float) -> Path:
+    tokenizer = build_tokenizer([corpus] * 3, 768)
     model = build_model(tokenizer, hidden_size=64, layers=1)
     (vectors,) = model.get_input_embeddings().parameters()
-    vectors.data[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= LONG_VECTOR
+    vectors.data[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= long_vector
     save_policy(model, tokenizer, folder)
     return folder

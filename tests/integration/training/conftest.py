@@ -1,6 +1,8 @@
 """Fixtures of the training's tests."""
 
+import fcntl
 import functools
+import os
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from tests.helpers import tiny_trl
 from tests.helpers.engines import require_engine
+from tests.helpers.policies.random_policy import write_endless_policy, write_random_policy
 from tests.helpers.sandboxes.letters import LETTER
 
 
@@ -34,3 +37,22 @@ def letter_policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
             return tiny_trl.make_letter_policy(spec, folder / "saved")[0]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the policies ``random`` and ``endless``.
+
+    One test process makes them for all: the libraries take seconds to import.
+    """
+    own = tmp_path_factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = root / "policies"
+    with (root / "policies.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            made = own / "policies.made"
+            write_random_policy(made / "random")
+            write_endless_policy(made / "endless")
+            made.rename(folder)
+    return folder

@@ -31,7 +31,9 @@ def refusal(*argv):
     except SystemExit as error:
         return str(error)
 
-seen = {"help": run("--help", "--base-model", "x"), "server loads JAX": "jax" in sys.modules}
+seen = {"help": run("--help", "--base-model", "x"), "server loads": [n for n in ("jax", "torch") if n in sys.modules]}
+from skyrl.backends import renderer
+seen["late torch"] = renderer.torch.ones(2).tolist()
 seen["pinned"] = launcher.verify_skyrl()
 import skyrl.tinker.api as api
 routes = api.app.router.routes[:]
@@ -61,7 +63,8 @@ def test_the_contract_with_the_pinned_skyrl() -> None:
         "skyrl has no skyrl.tinker.api:get_model",
         "skyrl has no skyrl.tinker.api:LoadWeightsRequest.model_fields",
     ]
-    assert seen["server loads JAX"] is False
+    assert seen["server loads"] == []
+    assert seen["late torch"] == [1, 1]
     assert "skyrl has no skyrl.backends.jax:JaxBackend.gone" in seen["engine refused"]
     assert "skyrl.tinker.api" not in seen["engine refused"], "those names are the server's"
     assert "skyrl 0.4.0 is installed; this launcher changes private names of 0.3.9 only" in seen["refused"]

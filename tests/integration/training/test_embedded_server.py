@@ -1,4 +1,7 @@
-"""The embedded training server: it really runs here, serves the real Tinker SDK, and leaves nothing behind."""
+"""The embedded training server: it really runs here, serves the real Tinker SDK, and leaves nothing behind.
+
+The server that serves the SDK serves a run of recipes/train.py, too, at its address: two batches through Terminus-2.
+"""
 
 import asyncio
 import contextlib
@@ -8,19 +11,29 @@ import pickle
 import signal
 import sys
 import venv
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harbor_gym import report
 from harbor_gym._runtime.procfs import all_stats
-from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
 from harbor_gym.embedded.server import TrainingServer, TrainingServerError, export_adapter
 from harbor_gym.errors import UsageError
+from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("engines", "nothing_left")]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.local,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.usefixtures("engines", "nothing_left"),
+]
 
 ADAPTER = "adapter_model.safetensors"
+TASK = ROOT / "tasks" / "devops_task"
 
 _START_AND_REPORT = """
 import asyncio, pathlib, sys
@@ -39,11 +52,8 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def model_dir(engines: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(["ls -la\n", "root@box:/# "], 320)
-    save_policy(build_model(tokenizer, hidden_size=64, layers=2), tokenizer, path)
-    return path
+def model_dir(engines: None, policies: Path) -> Path:
+    return policies / "endless"
 
 
 def _group(leader: int) -> list[int]:
@@ -73,27 +83,64 @@ async def _until_gone(leader: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_the_sdk_samples_trains_saves_and_resumes_and_a_crash_of_the_engine_is_reported(
-    model_dir: Path, tmp_path: Path
-) -> None:
-    async with TrainingServer(model_dir, tmp_path / "state") as server:
+@dataclass
+class Served:
+    """What two clients of one server got, and how it ended."""
+
+    server: TrainingServer
+    seen: dict[str, Any]
+    """The SDK's answers."""
+
+    run: Path
+    run_output: list[str]
+    children: list[int]
+    left: list[int]
+    """Processes of the server while it ran, and once its engine was killed."""
+
+    reported: str
+
+
+async def _client(server: TrainingServer, *command: str | Path) -> str:
+    """Run a program as a client of a server and return what it printed."""
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, *command),
+        env={**os.environ, **server.client_environment(), "PYTHONPATH": str(ROOT)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await client.communicate()
+    assert client.returncode == 0, errors.decode()[-3000:] + server.log_path.read_text()[-4000:]
+    return output.decode()
+
+
+async def _serve(model_dir: Path, folder: Path) -> Served:
+    async with TrainingServer(model_dir, folder / "state", max_lora_rank=8) as server:
         pid = server.pid
         assert pid is not None
-        client = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.helpers.embedded_client", server.base_url, str(server.model_dir)),
-            env={**os.environ, **server.client_environment()},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output, _ = await client.communicate()
-        assert client.returncode == 0, server.log_path.read_text()[-4000:]
-        seen = json.loads(output)
+        seen = json.loads(await _client(server, "-m", "tests.helpers.embedded_client", server.base_url, model_dir))
+        flags = ["--task-dir", str(TASK), "--env", "local", "--agent", "terminus-2", "--base-url", server.base_url]
+        flags += ["--model-name", str(model_dir), "--renderer-name", "qwen3_instruct", "--log-path", f"{folder}/run"]
+        flags += ["--lora-rank", "8", "--max-tokens", "32", "--save-every", "0"]
+        flags += ["--group-size", "2", "--num-batches", "2", "--max-turns", "2"]
+        printed = await _client(server, ROOT / "recipes/train.py", *flags)
         children = _group(pid)
         watching = asyncio.ensure_future(server.monitor())
         os.kill(_engines(pid)[0], signal.SIGKILL)
-        with pytest.raises(TrainingServerError, match="ended by itself"):
+        with pytest.raises(TrainingServerError) as caught:
             await watching
-    assert len(children) >= 2, "server and engine share the process group"
-    assert _group(pid) == []
+    left = _group(pid)
+    await server.stop()
+    return Served(server, seen, folder / "run", printed.splitlines(), children, left, str(caught.value))
+
+
+@pytest.fixture(scope="module")
+def served(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return asyncio.run(_serve(model_dir, tmp_path_factory.mktemp("served")))
+
+
+def test_the_sdk_samples_trains_saves_and_resumes(served: Served, tmp_path: Path) -> None:
+    seen, state = served.seen, served.server.state_dir
     assert seen["lengths"] == [16, 16]
     assert seen["logprob_gap"] < 1e-4
     assert seen["scored"] == [0, None], "a log probability for each token, the first of which has none"
@@ -103,15 +150,45 @@ async def test_the_sdk_samples_trains_saves_and_resumes_and_a_crash_of_the_engin
     assert after < before, "what was shown is learnt without any advantage"
     assert seen["resumed_gap"] < 1e-5
     assert (sorted(seen["listed"]), seen["left"]) == (["second", "third"], ["third"])
-    export_adapter(tmp_path / "state", seen["sampler_path"], tmp_path / "adapter")
+    export_adapter(state, seen["sampler_path"], tmp_path / "adapter")
     assert {path.name for path in (tmp_path / "adapter").iterdir()} == {"adapter_config.json", ADAPTER}
     assert (tmp_path / "adapter" / ADAPTER).stat().st_size > 1000
     with pytest.raises(UsageError, match="no checkpoint that the server in"):
-        export_adapter(tmp_path / "state", "tinker://other/best", tmp_path / "none")
+        export_adapter(state, "tinker://other/best", tmp_path / "none")
+
+
+def test_two_batches_of_terminus_2(served: Served) -> None:
+    """By a policy of random weights; real to the last file."""
+    run = served.run
+    assert served.run_output[-1] == f"run folder: {run}"
+    assert [line.split()[1] for line in served.run_output if line.startswith("batch ")] == ["1/2", "2/2"]
+    batches = report.read_metrics(run / "metrics.jsonl")
+    assert [batch["step"] for batch in batches] == [0, 1]
+    for batch in batches:
+        assert batch["env/all/total_episodes"] == 2
+        assert batch["env/all/infra/lost"] == 0
+        assert 1 <= batch["env/all/turns_per_episode"] <= 2
+        assert batch["env/all/gateway/calls"] >= 1
+    assert [task["name"] for task in json.loads((run / "tasks.json").read_text())["tasks"]] == [TASK.name]
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+    transcripts = [json.loads(path.read_text()) for path in sorted(run.rglob("episode_*.json"))]
+    assert len(transcripts) == 4
+    for transcript in transcripts:
+        assert transcript["turns"][0]["observation"].startswith("You are an AI assistant")
+        assert transcript["reward"] in (0, 1)
+        assert transcript["end_reason"]
+    (checkpoint,) = (run / "checkpoints.jsonl").read_text().splitlines()
+    assert json.loads(checkpoint)["state_path"].startswith("tinker://")
+
+
+def test_a_crash_of_the_engine_is_reported(served: Served) -> None:
+    server = served.server
+    assert len(served.children) >= 2, "server and engine share the process group"
+    assert served.left == []
+    assert "ended by itself" in served.reported
     assert server.pid is None
-    assert not (tmp_path / "state" / "tmp").exists()
-    assert (tmp_path / "state" / "tinker.db").is_file()
-    await server.stop()
+    assert not (server.state_dir / "tmp").exists()
+    assert (server.state_dir / "tinker.db").is_file()
 
 
 async def test_nothing_survives_a_killed_parent(model_dir: Path, tmp_path: Path) -> None:

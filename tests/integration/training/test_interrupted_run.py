@@ -17,7 +17,6 @@ import pytest
 from harbor_gym.sandboxes.labels import OWNER_LABEL
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
-from tests.helpers.policies.random_policy import write_random_policy
 from tests.helpers.tasks import BASE, write_task
 
 pytestmark = [
@@ -72,12 +71,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_signal_stops_the_containers_of_a_training_run(tmp_path: Path, scratch: Path) -> None:
+def test_a_signal_stops_the_containers_of_a_training_run(policies: Path, tmp_path: Path, scratch: Path) -> None:
     subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE], check=True)
     run_dir = tmp_path / "run"
     flags = (
         *("--task-dir", write_task(tmp_path / "task"), "--env", "docker", "--log-path", run_dir),
-        *("--backend", "local", "--model-name", write_random_policy(tmp_path / "model")),
+        *("--backend", "local", "--model-name", policies / "random"),
         # Every message is typed, and no episode ends by itself before the signal.
         *("--action-format", "keystrokes", "--renderer-name", "qwen3_instruct", "--lora-rank", 8),
         *("--group-size", GROUP, "--num-batches", 2, "--max-turns", 10000, "--max-tokens", 8),

@@ -11,20 +11,10 @@ from typing import Any
 import pytest
 
 from harbor_gym import report
-from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
-from tests.helpers.policies.random_policy import write_random_policy
 from tests.helpers.tasks import write_task
 
 pytestmark = [pytest.mark.server, pytest.mark.tinker, pytest.mark.slow, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    """A policy of random weights, small enough to compile and train in no time, and of few words."""
-    require_engine("server")
-    require_engine("tinker")
-    return write_random_policy(tmp_path / "model")
 
 
 async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> asyncio.subprocess.Process:
@@ -75,15 +65,15 @@ def written(log_path: Path, name: str) -> int:
     return (log_path / "transcripts" / name).stat().st_mtime_ns
 
 
-async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_path: Path) -> None:
+async def test_a_killed_run_goes_on_as_if_nothing_had_been(policies: Path, tmp_path: Path) -> None:
     """Two batches after its last checkpoint: the first one's training decides the second."""
     task_dir = write_task(tmp_path / "task")
-    run = tmp_path / "run"
+    run, model_dir = tmp_path / "run", policies / "random"
     killed = await start(model_dir, task_dir, run)
     async with asyncio.timeout(600):
         while len(report.read_metrics(run / "metrics.jsonl")) < 5:  # it may be half through a line
             assert killed.returncode is None, (await killed.communicate())[1].decode()[-3000:]
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
     killed.send_signal(signal.SIGKILL)
     await killed.wait()
     before, unbroken, evaluated_before = output(run), lines(run / "metrics.jsonl"), evaluations(run)

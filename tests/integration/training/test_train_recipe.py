@@ -9,7 +9,6 @@ import pytest
 
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
-from tests.helpers.policies.random_policy import write_random_policy
 from tests.helpers.recipe_runs import expect_refused, run_recipe
 
 TASK = ROOT / "tasks" / "devops_task"
@@ -73,12 +72,10 @@ def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], exp
     ],
 )
 def test_a_policy_that_cannot_be_driven_is_refused_before_anything_is_made(
-    task: str, arguments: list[str], expected: str, tmp_path: Path
+    task: str, arguments: list[str], expected: str, policies: Path, tmp_path: Path
 ) -> None:
-    require_engine("server")
     require_engine("tinker")
-    model = str(write_random_policy(tmp_path / "model"))
-    arguments = [argument.format(model=model) for argument in arguments]
+    arguments = [argument.format(model=policies / "random") for argument in arguments]
     log_path = tmp_path / "run"
     sandbox = "tests.helpers.sandboxes.judged:Judged"
     flags = ("--task-dir", str(TASK.parent / task), "--env", sandbox, "--backend", "local")
