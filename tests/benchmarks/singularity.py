@@ -45,7 +45,6 @@ _SERVER_PACKAGES = ("uvicorn", "fastapi")
 _IMAGE_PYTHON = "3.11"
 """Of Debian 12, which the image stands on."""
 
-_PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28")
 _MEMORY_MB = 200
 _HOG_NAME = "perl"
 _HOG = "perl -e 'push @x, \"x\" x (8 << 20) and select undef, undef, undef, 0.01 for 1..40; sleep 10'"
@@ -115,7 +114,7 @@ async def bench_singularity(
         on_progress: Called with the number of finished repetitions of the steps.
 
     Raises:
-        MissingDependencyError: Apptainer is missing, or pip can't download the packages of Harbor's server.
+        MissingDependencyError: Apptainer is missing, or uv can't download the packages of Harbor's server.
         SandboxStartError: A sandbox did not start.
     """
     with bench_task() as task_dir, _singularity_in_path(task_dir.parent):
@@ -165,22 +164,11 @@ def _append(file: Path, text: str) -> None:
 
 
 async def _download(target: Path) -> None:
-    platforms = [word for name in _PLATFORMS for word in ("--platform", f"{name}_{os.uname().machine}")]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-compile",
-        "--disable-pip-version-check",
-        "--target",
-        str(target),
-    ]
-    command += ["--python-version", _IMAGE_PYTHON, "--implementation", "cp", "--only-binary=:all:", *platforms]
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(target), "--only-binary=:all:"]
+    command += ["--python-version", _IMAGE_PYTHON, "--python-platform", f"{os.uname().machine}-manylinux_2_28"]
     code, output = await run_tool(*command, *_SERVER_PACKAGES, timeout_sec=_DOWNLOAD_TIMEOUT_SEC)
     if code != 0:
-        raise MissingDependencyError(f"what Harbor's server needs can't be downloaded by pip: {tail(output)}")
+        raise MissingDependencyError(f"what Harbor's server needs can't be downloaded by uv: {tail(output)}")
 
 
 @contextlib.asynccontextmanager
