@@ -9,7 +9,8 @@ _WHOLE = ("test_terminal_channel.py", "nemo_gym/test_rollouts.py")
 """Files whose engines are not taken apart: side by side, their killed channels and their timing disturb each other, and
 NeMo Gym's head server has one port on a machine."""
 _TRL = ("tests/integration/adapters/trl/", "tests/integration/training/trl/")
-_TOGETHER = (("tests/unit/chat_codecs/",), ("tests/unit/openenv/",), ("tests/unit/skyrl/",), _TRL)
+_OPENENV = ("tests/integration/adapters/test_openenv_server", "tests/unit/openenv/")
+_TOGETHER = (("tests/unit/chat_codecs/",), _OPENENV, ("tests/unit/skyrl/",), _TRL)
 """Beginnings of files that run in one process: each would import a framework for seconds."""
 
 

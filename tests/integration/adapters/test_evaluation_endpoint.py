@@ -235,7 +235,7 @@ async def test_the_command_resumes_and_shows_how_it_stands(tmp_path: Path) -> No
     async with serving() as model:
         where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY"]
         given = [str(config.task_dir), *sandbox, *where, *output]
-        code, shown = await run_eval(*given, "--episodes", "2", "--attempts", "1,2")
+        code, shown = await eval_here(*given, "--episodes", "2", "--attempts", "1,2")
         assert code == 0, shown
         assert "[2/2, solved 2/2]" in shown
         assert "pass@2" in shown
@@ -245,7 +245,7 @@ async def test_the_command_resumes_and_shows_how_it_stands(tmp_path: Path) -> No
         assert "2 episodes were played before" in shown
         assert "[3/3, solved 3/3]" in shown
         assert len(model.requests) == asked * 3 // 2
-        code, shown = await run_eval(*given, "--episodes", "3", "--temperature", "0.5")
+        code, shown = await eval_here(*given, "--episodes", "3", "--temperature", "0.5")
         assert code == 2
         assert "other settings (temperature differ)" in shown
     kept = "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json*"))

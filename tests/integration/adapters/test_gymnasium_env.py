@@ -286,12 +286,12 @@ def _processes_naming(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_60_episodes_leave_nothing_and_grow_nothing(task_dir: Path) -> None:
+def test_30_episodes_leave_nothing_and_grow_nothing(task_dir: Path) -> None:
     env = make(task_dir)
     for _ in range(5):
         env.reset()
     before = _held()
-    for _ in range(60):
+    for _ in range(30):
         env.reset()
     assert _held() == before
     env.close()
