@@ -57,7 +57,8 @@ async def look(page: Page, url: str, ready: str, *, dark: Sequence[int] | None =
     schemes = [scheme for scheme in SCHEMES if scheme == "light" or dark is not None]
     for scheme in schemes:
         await set_window(page, WIDTHS[0], scheme)
-        await page.open("about:blank")
+        if scheme == "dark":
+            await page.open("about:blank")  # else a page that changed its own address would not be loaded anew
         await page.open(url)
         await page.wait_for(ready)
         for width in WIDTHS if scheme == "light" else dark or ():

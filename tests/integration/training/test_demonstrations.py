@@ -199,13 +199,13 @@ async def test_the_demonstrator_leaves_something_to_learn_and_the_seed_alone_dec
     def note(done: int, asked: int) -> None:
         progress.append((done, asked))
 
-    played = await play_demonstrations(DEVOPS, sandbox="local", episodes=40, seed=0, concurrency=3, progress=note)
+    played = await play_demonstrations(DEVOPS, sandbox="local", episodes=20, seed=0, concurrency=3, progress=note)
     line = summary(played)
     assert 0.2 <= fmean(item.reward for item in played) <= 0.4, line
     assert 6.5 <= fmean(item.turns for item in played) <= 7.8, line
     assert fmean(item.turns for item in played if item.reward == 1) <= 6, line
-    assert line.startswith("40 episodes, ")
-    assert progress == [(done, 40) for done in range(1, 41)]
+    assert line.startswith("20 episodes, ")
+    assert progress == [(done, 20) for done in range(1, 21)]
     narrow = await conversations_of(DEVOPS, sandbox="local", episodes=3, seed=0, concurrency=1)
     other = await conversations_of(DEVOPS, sandbox="local", episodes=3, seed=4)
     wide = [list(item.messages) for item in played[:3]]
