@@ -48,6 +48,9 @@ BLOWS = {
 }
 """Attacks that leave the files as they were: the host can still enter, and the task is graded."""
 
+APART = {name: keys for name, keys in BLOWS.items() if name != "stops and forks"}
+"""Without the one of two attacks at once, which takes all of the machine's cores for half a minute."""
+
 RUINS = {
     "a shell that does nothing": "cp /bin/true /tmp/t; cp -f /tmp/t /usr/bin/bash\n",
     "a shell that answers wrongly": "echo '#!/bin/echo fine' > /tmp/t; chmod +x /tmp/t; mv /tmp/t /usr/bin/bash\n",
@@ -230,7 +233,7 @@ async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
 
     output = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
     assert {name: tuple(output[name]) for name in RUINS} == dict.fromkeys(RUINS, (0.0, "sandbox_broken"))
-    assert {name: output[name][0] for name in BLOWS} == dict.fromkeys(BLOWS, 1.0)
+    assert {name: output[name][0] for name in APART} == dict.fromkeys(APART, 1.0)
     expected = {name: deed.reward or 0.0 for name, deed in TOGETHER.items()}
     assert {name: output[name][0] for name in TOGETHER} == expected
 
@@ -302,7 +305,7 @@ async def _play_all() -> None:
         ends[name] = (reward, info["end_reason"].value if "end_reason" in info else "")
 
     async with asyncio.TaskGroup() as group:
-        for name, keys in {**BLOWS, **RUINS}.items():
+        for name, keys in {**APART, **RUINS}.items():
             task_dir = write_task(Path.home() / name.replace(" ", "-"))
             group.create_task(attack(name, task_dir, DONE, keys, sandbox_options={"max_processes": 200}))
         for number, (name, deed) in enumerate(TOGETHER.items()):
