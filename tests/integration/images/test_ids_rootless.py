@@ -14,7 +14,6 @@ import pytest
 from harbor_gym.sandboxes.apptainer.sif.build import build_sif
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
-from tests.helpers.engines import require_engine
 from tests.helpers.registries.image_registry import image_registry
 from tests.helpers.rootless import run_rootless
 from tests.helpers.tasks import BASE
@@ -115,21 +114,21 @@ def _strange(said: dict[str, str], ids: dict[str, str]) -> dict[str, str]:
     return {about: line for about, line in said.items() if not is_right(about, line)}
 
 
-async def test_an_id_of_a_dockerfile_above_the_users_range_is_the_tasks_fault_at_the_start() -> None:
-    said = await _said({line: (f"FROM {BASE}\n{line}\n", "", {}) for line in _LINES})
-    assert _strange(said, _LINES) == {}
-
-
-async def test_an_agents_id_above_the_users_range_is_the_tasks_fault_at_the_start() -> None:
-    said = await _said({toml: (f"FROM {BASE}\n{_ACCOUNTS}\n", toml, {}) for toml in _AGENTS})
-    assert _strange(said, _AGENTS) == {}
-
-
-async def test_an_id_of_an_image_or_a_set_up_above_the_users_range_is_the_tasks_fault_at_the_start(
-    tmp_path: Path,
-) -> None:
-    require_engine("registry")
+async def test_an_id_above_the_users_range_is_the_tasks_fault_at_the_start() -> None:
     text = f"FROM {BASE}\n"
+    cases: dict[str, Case] = {
+        **{line: (f"{text}{line}\n", "", {}) for line in _LINES},
+        **{toml: (f"{text}{_ACCOUNTS}\n", toml, {}) for toml in _AGENTS},
+        "archive": (text, "", {"sandbox_options": {"image": "docker-archive:HOME/image.tar"}}),
+        "rootfs": (text, "", {"sandbox_options": {"rootfs": "HOME/rootfs.tar"}}),
+        "set-up": (text, "", {"setup_command": "touch /x && chown 197609 /x"}),
+    }
+    ids = {**dict.fromkeys(cases, "197609"), **_LINES, **_AGENTS}
+    assert _strange(await _said(cases), ids) == {}
+
+
+@pytest.mark.registry
+async def test_an_id_of_a_registrys_image_above_the_users_range_is_the_tasks_fault_at_the_start(tmp_path: Path) -> None:
     with image_registry(tmp_path / "registry") as registry:
         (tmp_path / "image.tar").write_bytes(_image())
         name = f"{registry.address}/high:latest"
@@ -140,10 +139,7 @@ async def test_an_id_of_an_image_or_a_set_up_above_the_users_range_is_the_tasks_
         assert code == 0, printed
         cases: dict[str, Case] = {
             "pulled": (f"FROM {name}\n", "", {}),
-            "named": (text, f'[environment]\ndocker_image = "{name}"\n', {}),
-            "archive": (text, "", {"sandbox_options": {"image": "docker-archive:HOME/image.tar"}}),
-            "rootfs": (text, "", {"sandbox_options": {"rootfs": "HOME/rootfs.tar"}}),
-            "set-up": (text, "", {"setup_command": "touch /x && chown 197609 /x"}),
+            "named": (f"FROM {BASE}\n", f'[environment]\ndocker_image = "{name}"\n', {}),
         }
         conf = f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n'
         said = await _said(cases, conf)
