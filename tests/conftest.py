@@ -59,6 +59,7 @@ def pytest_configure() -> None:
     use_unpacked_engines()
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else litellm downloads its prices
     os.environ["HARBOR_TELEMETRY"] = "0"  # else a job starts a process that outlives it
+    os.environ["GOGC"] = "800"  # buildah, Docker's client and Apptainer end before they have garbage worth a search
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # else torch's threads spin on cores that other tests need
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -172,7 +172,8 @@ def _run(
     ]
     if copied_to:
         lines += [f"umount {bases / base.name} {TUN}", f"rm {home}/tun", f"cp -a {home}/. {copied_to}"]
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": f"{home}/tmp", "LANG": "C.UTF-8"}
+    kept = {name: os.environ[name] for name in ("PATH", "GOGC")}
+    environment = {**kept, "HOME": str(home), "TMPDIR": f"{home}/tmp", "LANG": "C.UTF-8"}
     return subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"exec 3<{base}\n" + "\n".join(lines)],
         capture_output=True, text=True, check=False, env=environment,
