@@ -31,22 +31,22 @@ RUN useradd -m -u 1500 worker && groupadd -g 1600 crew && usermod -aG crew worke
 PARTS: dict[str, str] = {
     # --- WORKDIR, USER
     "workdirs that nothing uses": "WORKDIR /c/w1\nWORKDIR /c/w2\nWORKDIR deep/er\nWORKDIR /\n",
-    "a workdir of a user": "USER worker\nWORKDIR /home/worker/a/b\nUSER root\nWORKDIR /\n",
-    "a workdir of a user, then COPY": "USER worker\nWORKDIR /home/worker/c\nCOPY one .\nUSER root\nWORKDIR /\n",
-    "a workdir of a user, then RUN": "USER worker\nWORKDIR /home/worker/d\nRUN echo x >x\nUSER root\nWORKDIR /\n",
-    "a workdir of root, then another user's RUN": "WORKDIR /c/rw\nUSER worker\nRUN id >/tmp/rw\nUSER root\nWORKDIR /\n",
-    "a workdir that is there": "RUN install -d -m 711 -o 7 -g 8 /c/there\nUSER worker\nWORKDIR /c/there\nUSER root\nWORKDIR /\n",
-    "a workdir with a variable": "ENV PLACE=/c/var\nWORKDIR $PLACE/${NONE:-sub}\nWORKDIR /\n",
-    "a workdir with a blank": "WORKDIR /c/a blank\nRUN pwd >here\nWORKDIR /\n",
+    "a workdir of a user": "USER worker\nWORKDIR /home/worker/a/b\nUSER root\n",
+    "a workdir of a user, then COPY": "USER worker\nWORKDIR /home/worker/c\nCOPY one .\nUSER root\n",
+    "a workdir of a user, then RUN": "USER worker\nWORKDIR /home/worker/d\nRUN echo x >x\nUSER root\n",
+    "a workdir of root, then another user's RUN": "WORKDIR /c/rw\nUSER worker\nRUN id >/tmp/rw\nUSER root\n",
+    "a workdir that is there": "RUN install -d -m 711 -o 7 -g 8 /c/there\nUSER worker\nWORKDIR /c/there\nUSER root\n",
+    "a workdir with a variable": "ENV PLACE=/c/var\nWORKDIR $PLACE/${NONE:-sub}\n",
+    "a workdir with a blank": "WORKDIR /c/a blank\nRUN pwd >here\n",
     "a user with a group": "USER worker:crew\nRUN id >/tmp/group\nUSER 0\n",
     "a user with other groups": "USER worker\nRUN id >/tmp/groups\nUSER root\n",
     "a user that is a number": "USER 4242\nRUN id >/tmp/number\nUSER root\n",
-    "a workdir of a number": "USER 4242\nWORKDIR /c/number\nUSER root\nWORKDIR /\n",
-    "a workdir of numbers": "USER 4242:4343\nWORKDIR /c/numbers\nUSER root\nWORKDIR /\n",
+    "a workdir of a number": "USER 4242\nWORKDIR /c/number\nUSER root\n",
+    "a workdir of numbers": "USER 4242:4343\nWORKDIR /c/numbers\nUSER root\n",
     "a high id": "RUN echo x >/c/high && chown 100001:197609 /c/high\nUSER 100001\nRUN id >/tmp/high\nUSER root\n",
-    "a user from a variable": "ENV WHO=worker\nUSER $WHO\nWORKDIR /home/worker/of/who\nCOPY one .\nUSER root\nWORKDIR /\n",
-    "a workdir with dots": "WORKDIR /c/a/../dots/./b\nRUN pwd >where\nWORKDIR ..\nRUN pwd >where\nWORKDIR /\n",
-    "a workdir of a user that goes": "RUN useradd -m gone\nUSER gone\nWORKDIR /home/gone/x\nUSER root\nRUN userdel gone\nWORKDIR /\n",
+    "a user from a variable": "ENV WHO=worker\nUSER $WHO\nWORKDIR /home/worker/of/who\nCOPY one .\nUSER root\n",
+    "a workdir with dots": "WORKDIR /c/a/../dots/./b\nRUN pwd >where\nWORKDIR ..\nRUN pwd >where\n",
+    "a workdir of a user that goes": "RUN useradd -m gone\nUSER gone\nWORKDIR /home/gone/x\nUSER root\nRUN userdel gone\n",
     # --- COPY
     "copy a file": "COPY one /c/copy/one\n",
     "copy to a directory": "COPY one /c/copied/\n",
@@ -68,7 +68,7 @@ PARTS: dict[str, str] = {
     "copy from an image": f"COPY --from={BASE} /etc/debian_version /c/from/image\n",
     "copy a link": "COPY links /c/links\n",
     "copy through a link": "RUN mkdir /c/real && ln -s real /c/alias\nCOPY one /c/alias/\n",
-    "copy relative": "WORKDIR /c/relative\nCOPY one sub/\nWORKDIR /\n",
+    "copy relative": "WORKDIR /c/relative\nCOPY one sub/\n",
     "copy what is ignored": "COPY ignoring /c/ignoring\n",
     "copy over": "COPY one /c/over\nCOPY two /c/over\n",
     "copy with a variable": "ARG WHICH=two\nCOPY $WHICH /c/variable\n",
@@ -84,7 +84,7 @@ PARTS: dict[str, str] = {
     "ln -s mine /usr/local/lib/alias && rm /usr/bin/tac && ln /usr/bin/wc /usr/local/bin/wc2 && chown 7 /usr/bin/nl\n",
     "below /var": "RUN install -d -o 33 -m 700 /var/lib/mine && echo s >/var/lib/mine/state && install -d /var/cache/own && "
     "echo c >/var/cache/own/c && rm -f /var/lib/dpkg/status-old\nADD packed.tar /var/lib/packed/\nCOPY dir /var/cache/dir\n"
-    "WORKDIR /var/lib/work/place\nWORKDIR /\n",
+    "WORKDIR /var/lib/work/place\n",
     # --- RUN
     "run in exec form": 'RUN ["/bin/sh", "-c", "echo $0 >/c/exec"]\n',
     "run over lines": "RUN echo a \\\n  # a comment\n  && echo b \\\n\n  >/c/lines\n",
@@ -103,7 +103,7 @@ PARTS: dict[str, str] = {
     "umask": "RUN umask >/c/umask\n",
     # --- mounts
     "bind mount": "RUN --mount=type=bind,source=one,target=/mnt/one cp /mnt/one /c/bound\n",
-    "bind mount, relative": "WORKDIR /c\nRUN --mount=type=bind,source=one,target=here cat here >bound-relative\nWORKDIR /\n",
+    "bind mount, relative": "WORKDIR /c\nRUN --mount=type=bind,source=one,target=here cat here >bound-relative\n",
     "bind mount of a stage": "RUN --mount=type=bind,from=first,source=/made,target=/mnt/x cp /mnt/x /c/bound-stage\n",
     "bind mount of a stage in other letters": "RUN --mount=from=First,source=/made,target=/mnt/x cp /mnt/x /c/bound-letters\n",
     "bind mount without a type": "RUN --mount=target=/ctx ls /ctx/dir >/c/bound-context\n",
@@ -126,8 +126,7 @@ PARTS: dict[str, str] = {
     # --- odd ones
     "a workdir through a link": "RUN mkdir /c/wr && ln -s wr /c/wl\nWORKDIR /c/wl/sub\nCOPY one .\nRUN pwd >where; pwd -P >>where\n"
     "WORKDIR ../up\nRUN pwd >where\nWORKDIR /\n",
-    "a workdir in quotes, with a slash, of a tilde": 'WORKDIR /c/slash/\nRUN pwd >w\nWORKDIR "/c/quo ted"\nRUN pwd >w\nWORKDIR ~\nRUN pwd >w\n'
-    "WORKDIR /\n",
+    "a workdir in quotes, with a slash, of a tilde": 'WORKDIR /c/slash/\nRUN pwd >w\nWORKDIR "/c/quo ted"\nRUN pwd >w\nWORKDIR ~\nRUN pwd >w\n',
     "users and groups as numbers and names": "USER 0:crew\nRUN id >/tmp/u1\nUSER worker:1600\nRUN id >/tmp/u2; echo $HOME >>/tmp/u2\n"
     'USER "worker"\nRUN id >/tmp/u3\nUSER 1500:0\nRUN id >/tmp/u4; echo $HOME $USER >>/tmp/u4\nUSER root\n',
     "copy onto directories and links": "RUN mkdir /c/onto /c/linked && ln -s linked /c/link\nCOPY one /c/onto\nCOPY dir /c/link\n"
@@ -173,7 +172,7 @@ FILES = {
 }  # fmt: skip
 
 _PARTS_AT_ONCE = 16
-"""A build of all would take minutes on a busy machine."""
+"""A build of all would take minutes on a busy machine: an instruction costs more, the more layers are below it."""
 
 
 def _with_parts(parts: Iterable[str]) -> Recipe:
