@@ -250,7 +250,7 @@ def _start_error(environment: "BaseEnvironment", reason: str, details: str, outp
             program = reason.removeprefix("no-")
             what = f"the image has no {program}. {install.format(program)}"
         case "old-tmux":
-            what = f"the image has {details}, and at least tmux 3.0 is needed. {install.format('tmux')}"
+            what = f"the image has {details}, and at least tmux 3.1 is needed. {install.format('tmux')}"
         case "no-directory":
             what = f"no directory for the session could be made in /run, /dev/shm, /var/tmp, $HOME or /tmp. {details}"
         case "shell-ended":

@@ -17,7 +17,7 @@ SELDOM = (
     "holds_terminal", "is_continuation", "is_counter", "is_ending", "is_go_watching", "is_internal", "is_master",
     "is_own_pair", "is_tended_quietly", "judge", "judge_hidden", "kill_tree", "paste_keys", "print_buffer", "quote",
     "read_limit", "read_memory", "read_note", "read_prompt", "read_syscall_as_owner", "reads_beside",
-    "reads_secret", "recall_typing", "restore", "show_again", "show_frame", "still_waits", "take_over",
+    "reads_secret", "recall_typing", "restore", "show_again", "show_frame", "show_trimmed", "still_waits", "take_over",
     "wait_exactly",
 )  # fmt: skip
 """Functions of the step script that a session which only sees prompts does not call."""

@@ -29,7 +29,7 @@ if [ -n "$tools" ]; then
     rc="unset LOCPATH"$'\n'$rc
     clean='set-environment -gu LOCPATH'
 fi
-is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)); }
+is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] < 301)); }
 
 dir=$part
 [ "$part" != root ] || dir=''
@@ -79,8 +79,10 @@ if [ -n "$part" ]; then
         read -rt 0.005 -u "$silence"
     done
 fi
+# tmux 3.2 gives a new window the size of the control client. Where it was resized, no client changes its size.
 words=(-f "$dir/options" new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{version}' -s main
-    -x "$columns" -y "$rows" -c "$PWD" "$BASH" --rcfile "$dir/rc" -i)
+    -x "$columns" -y "$rows" -c "$PWD" "$BASH" --rcfile "$dir/rc" -i
+    ';' resize-window -t main -x "$columns" -y "$rows")
 session=$nonce
 set -- load
 eval "$step"

@@ -22,7 +22,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 async def ensure_tmux(environment: "BaseEnvironment", *, user: str | int | None = None) -> str | None:
-    """Make sure that the sandbox has a tmux of at least 3.0 and a bash, for a session of ``user``.
+    """Make sure that the sandbox has a tmux of at least 3.1 and a bash, for a session of ``user``.
 
     A missing program is copied from the host into a directory of its own. The image's files, its PATH and its libraries
     stay as they are, and programs that were installed before are used again.

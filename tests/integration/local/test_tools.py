@@ -25,7 +25,7 @@ RUN ["/bin/busybox", "sh", "-c", "/bin/busybox --install -s /bin && mkdir -p /et
 """
 IMAGES = {
     "no tmux": (NO_TMUX, ["tmux"]),
-    "old tmux": (f"{NO_TMUX}RUN printf '#!/bin/sh\\necho tmux 2.9a\\n' >/usr/bin/tmux\n", ["tmux"]),
+    "old tmux": (f"{NO_TMUX}RUN printf '#!/bin/sh\\necho tmux 3.0a\\n' >/usr/bin/tmux\n", ["tmux"]),
     "no bash": (f"{DEBIAN}RUN rm -f /bin/bash && useradd --create-home dev\n", ["bash"]),
     "no locale": (f"{NO_TMUX}RUN rm -rf /usr/lib/locale\n", ["tmux"]),
     "no terminfo": (f"{NO_TMUX}RUN rm -rf /lib/terminfo /usr/share/terminfo /etc/terminfo\n", ["tmux"]),

@@ -91,6 +91,9 @@ async def test_opening_takes_one_exec_or_none(sandbox: Sandbox) -> None:
 async def test_it_starts_in_the_working_directory_with_the_configured_size(sandbox: Sandbox) -> None:
     terminal = await open_session(sandbox, columns=100, rows=30)
     assert (await enter(terminal, "pwd; stty size; umask\n")).text == "$ pwd; stty size; umask\n/srv\n30 100\n0022\n$"
+    client = "tmux -S /run/.terminal-*/socket -C attach-session -t main"
+    await read(sandbox, f"{{ echo refresh-client -C 50,10; sleep 0.5; }} | {client}")
+    assert (await enter(terminal, "stty size\n")).text == "$ stty size\n30 100\n$", "no other client changes the size"
     await terminal.close()
 
 
@@ -307,12 +310,13 @@ async def test_an_open_quote_waits_for_input(terminal: Terminal) -> None:
 
 
 async def test_ten_thousand_lines_are_cut_with_an_honest_count(terminal: Terminal) -> None:
-    turn = await enter(terminal, "seq 10000\n")
+    command = "seq -f '%-60.0f' 10000"  # spaces at the end of a line are neither shown nor counted
+    turn = await enter(terminal, f"{command}\n")
     assert len(turn.text.encode()) <= 10_000
     match = re.search(r"^\[\.\.\. (\d+) lines \((\d+) bytes\) omitted \.\.\.\]$", turn.text, re.MULTILINE)
     assert match
     head, tail = turn.text[: match.start()].splitlines(), turn.text[match.end() + 1 :].splitlines()
-    assert head[:2] == ["$ seq 10000", "1"]
+    assert head[:2] == [f"$ {command}", "1"]
     assert tail[-2:] == ["10000", "$"]
     first, last = int(head[-1]) + 1, int(tail[0]) - 1
     omitted = [str(number) for number in range(first, last + 1)]

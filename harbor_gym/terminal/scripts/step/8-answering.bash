@@ -80,12 +80,22 @@ show_reply() {
     printf '%s %s\n' "$begin" "$mark"
     if ((size <= 2 * limit)); then
         show_frame
+        return 0
+    fi
+    IFS=' ' read -r lines size < <(show_trimmed | wc -lc)
+    if ((size <= 2 * limit)); then
+        show_trimmed
     else
-        show_frame | head -c "$limit"
-        printf '\n%s cut %s %s\n' "$nonce" "$(show_frame | wc -l)" "$size"
-        show_frame | tail -c "$limit"
+        show_trimmed | head -c "$limit"
+        printf '\n%s cut %s %s\n' "$nonce" "$lines" "$size"
+        show_trimmed | tail -c "$limit"
     fi
     return 0
+}
+
+# Spaces at a line's end are no part of an observation, and before 3.3 tmux fills many lines up with them.
+show_trimmed() {
+    show_frame | LC_ALL=C sed 's/ *$//'
 }
 
 # Where both texts are short and saved, as they mostly are, all is one text that is printed at once: every piece wakes up
