@@ -17,6 +17,7 @@ from harbor_gym import AsyncTerminalGymEnv, EndReason, Snapshot, TerminalEnvConf
 from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 from harbor_gym.evaluation import ChatPlayer, describe_episode, evaluate
 from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
+from harbor_gym.sandboxes import reaper
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.paths import ROOT
@@ -102,6 +103,8 @@ async def test_an_interrupted_evaluation_goes_on_in_the_middle_of_its_episodes(t
         before = model.requests[2]["messages"]
         assert list(out.rglob("*.snapshot"))
         code, shown = await run_eval(*args, "--base-url", model.url)
+    # The evaluation may have ended before it was through with what the killed one had left.
+    assert await asyncio.to_thread(lambda: reaper.remove(reaper.find_leftovers())) == []
     assert code == 0, shown
     assert "episode 1 of task: completed, reward 1, 4 turns" in shown
     assert model.requests[3]["messages"] == before, "the chat goes on where it was"

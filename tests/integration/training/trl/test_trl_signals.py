@@ -33,6 +33,7 @@ class Ending(BashHarness):
     """Sends SIGTERM to this process while the model answers the first batch, whose sandboxes have started."""
 
     started: ClassVar = 0
+    timer: ClassVar = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
 
     @override
     def reset(self, *, task_index: int | None = None, **row: object) -> None:
@@ -40,7 +41,7 @@ class Ending(BashHarness):
         Ending.started += 1
         if Ending.started == GROUP:
             self._type("true\n")
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            Ending.timer.start()
 
 
 @pytest.fixture
@@ -80,7 +81,10 @@ def train(folder: Path) -> None:
 
 @pytest.mark.usefixtures("unheard")
 def test_a_signal_inside_a_training_stops_its_sandboxes(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        train(tmp_path)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            train(tmp_path)
+    finally:
+        Ending.timer.cancel()  # of a training that failed before: the signal would end the test process
     assert ended.value.code == 128 + signal.SIGTERM
     assert Ending.started == GROUP
