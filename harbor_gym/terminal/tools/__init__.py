@@ -11,8 +11,9 @@ from harbor_gym.terminal.tools.bundle import Bundle, BundleError, ensure_bundle
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
-MIN_TMUX = (3, 0)
-"""The oldest tmux that the terminal's scripts can work with."""
+MIN_TMUX = (3, 1)
+"""The oldest tmux that the terminal's scripts can work with: the first with a pane's path, by which prompts are seen.
+``is_old`` in ``open.bash`` has the same number."""
 
 _PLACES = ("/run", "/opt", "/var/tmp")
 """Places for the tools' directory, tried in order: an environment's upload may miss a file system mounted over one."""

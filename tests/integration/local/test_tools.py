@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import TerminalStartError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.terminal import tools
+from harbor_gym.terminal import open_terminal, tools
 from harbor_gym.terminal.tools import bundle, ensure_tmux
 from tests.helpers.sandboxes.local import make_sandbox, output, running
+from tests.helpers.sandboxes.terminal_environments import enter
 
 pytestmark = pytest.mark.local
 
@@ -25,7 +27,7 @@ RUN ["/bin/busybox", "sh", "-c", "/bin/busybox --install -s /bin && mkdir -p /et
 """
 IMAGES = {
     "no tmux": (NO_TMUX, ["tmux"]),
-    "old tmux": (f"{NO_TMUX}RUN printf '#!/bin/sh\\necho tmux 3.0a\\n' >/usr/bin/tmux\n", ["tmux"]),
+    "old tmux": (f"{NO_TMUX}RUN printf '#!/bin/sh\\necho tmux 3.0a\\n' >/bin/tmux && chmod +x /bin/tmux\n", ["tmux"]),
     "no bash": (f"{DEBIAN}RUN rm -f /bin/bash && useradd --create-home dev\n", ["bash"]),
     "no locale": (f"{NO_TMUX}RUN rm -rf /usr/lib/locale\n", ["tmux"]),
     "no terminfo": (f"{NO_TMUX}RUN rm -rf /lib/terminfo /usr/share/terminfo /etc/terminfo\n", ["tmux"]),
@@ -76,6 +78,15 @@ async def test_what_is_missing_is_brought_along(tmp_path: Path, image: str, user
             assert printed == f"1 {directory}/bash"
         after = await output(sandbox, "find / -xdev -path '*tmux-tools*' -prune -o -type f -print | sort | md5sum")
         assert after == before
+
+
+async def test_a_session_has_the_hosts_tmux_where_the_images_is_old(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, dockerfile=IMAGES["old tmux"][0])) as sandbox:
+        terminal = await open_terminal(sandbox, TerminalConfig())
+        turn = await enter(terminal, "tmux -V; (exit 3)\n")
+        assert (turn.waits, turn.exit_code) == (("prompt",), 3)
+        assert "\ntmux 3.0a\n" in turn.text, "the policy has the image's"
+        await terminal.close()
 
 
 @pytest.mark.parametrize("user", [None, "dev"])
