@@ -28,7 +28,10 @@ _STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: .*\n", re.MULTILINE)
 
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
              "--pid", "--fork", "--kill-child", "--mount-proc")  # fmt: skip
-"""Prefix for a tool that mounts: its mounts and processes end with it, and it ends with us, even by SIGKILL."""
+"""Prefix for a tool that mounts: its mounts and processes end with it, and it ends with us, even by SIGKILL.
+
+A tool whose caller is killed in the milliseconds before setpriv has run goes on to its own end.
+"""
 
 TIMED_OUT = 124
 """The exit status of a tool that timed out, as in timeout(1)."""

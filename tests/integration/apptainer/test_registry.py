@@ -149,7 +149,8 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
     made = manifest(built)["first"]
     with registry.stalled():
         build.append(start(*arguments))
-        wait_until(lambda: processes_with(f"apptainer push .*{place}"))
+        # Before that it is setpriv, which may not have bound itself to its parent yet.
+        wait_until(lambda: processes_with(f"^[^ ]*apptainer push .*{place}"))
         build[0].send_signal(signal.SIGKILL)
         build[0].wait()
         wait_until(lambda: not processes_with(f"apptainer push .*{place}"))
