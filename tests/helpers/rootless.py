@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import pwd
 import shlex
@@ -18,6 +17,7 @@ from harbor_gym._runtime.rootless import TUN, switch_refusal
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.local import make_sandbox, running
+from tests.helpers.sharing import locked, shared_folder
 from tests.helpers.tasks import BASE
 
 _PREFIX = "harbor-gym-test-"
@@ -62,18 +62,8 @@ def rootless_user() -> Generator[tuple[str, Path]]:
 @contextlib.contextmanager
 def _accounts() -> Generator[None]:
     """Wait until no other test process changes accounts: the programs that do it give up where another one runs."""
-    with _locked(Path("/etc")):  # the files in it are replaced at every change
+    with locked(Path("/etc")):  # the files in it are replaced at every change
         yield
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Generator[None]:
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
 
 
 def _remove(user: str) -> None:
@@ -101,10 +91,7 @@ def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666")
 
 def _make_home(user: str, home: Path, base: Path) -> Path | subprocess.CompletedProcess[str]:
     """Return the home that the run's first user made, by its number, or what failed."""
-    run = Path(tempfile.gettempdir()).parent  # own_temporary_dir's is in pytest's folder of this process
-    shared = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "rootless-homes"
-    shared.mkdir(exist_ok=True)
-    with _locked(shared):
+    with shared_folder("rootless-homes") as shared:
         if found := [path for path in shared.iterdir() if path.name.isdecimal()]:
             return found[0]
         partial = Path(tempfile.mkdtemp(prefix="partial-", dir=shared))

@@ -1,5 +1,14 @@
-"""How several test processes share the tests: by file and engine, so that a module's sandbox or server starts once."""
+"""How several test processes share the tests: by file and engine, so that a module's sandbox or server starts once.
 
+What starts once for all of them is in a folder of theirs.
+"""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +21,27 @@ _TRL = ("tests/integration/adapters/trl/", "tests/integration/training/trl/")
 _OPENENV = ("tests/integration/adapters/test_openenv_server", "tests/unit/openenv/")
 _TOGETHER = (("tests/unit/chat_codecs/",), _OPENENV, ("tests/unit/skyrl/",), _TRL)
 """Beginnings of files that run in one process: each would import a framework for seconds."""
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Generator[None]:
+    """Wait until no other process has this directory locked."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+@contextlib.contextmanager
+def shared_folder(name: str) -> Generator[Path]:
+    """Give one test process of a run at a time the folder of this name that all of them share."""
+    run = Path(tempfile.gettempdir()).parent  # own_temporary_dir's is in pytest's folder of this process
+    shared = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / name
+    shared.mkdir(exist_ok=True)
+    with locked(shared):
+        yield shared
 
 
 def group_of(nodeid: str) -> str:

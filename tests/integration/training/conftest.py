@@ -1,8 +1,6 @@
 """Fixtures of the training's tests."""
 
-import fcntl
 import functools
-import os
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -14,6 +12,7 @@ from tests.helpers import tiny_trl
 from tests.helpers.engines import require_engine
 from tests.helpers.policies.random_policy import write_endless_policy, write_random_policy
 from tests.helpers.sandboxes.letters import LETTER
+from tests.helpers.sharing import shared_folder
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +39,15 @@ def letter_policy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 
 @pytest.fixture(scope="session")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policies(own_temporary_dir: Path) -> Path:
     """A folder with the policies ``random`` and ``endless``.
 
     One test process makes them for all: the libraries take seconds to import.
     """
-    own = tmp_path_factory.getbasetemp()
-    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder = root / "policies"
-    with (root / "policies.lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with shared_folder("policies") as shared:
+        folder, partial = shared / "made", own_temporary_dir / "policies"
         if not folder.is_dir():
-            made = own / "policies.made"
-            write_random_policy(made / "random")
-            write_endless_policy(made / "endless")
-            made.rename(folder)
+            write_random_policy(partial / "random")
+            write_endless_policy(partial / "endless")
+            partial.rename(folder)
     return folder
