@@ -14,7 +14,7 @@ from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.scripts import call_in_bash, read_script, reader
 from harbor_gym.terminal.session import Terminal
 from harbor_gym.terminal.tmux import Session, TmuxTerminal
-from harbor_gym.terminal.tools import ensure_tmux, path_prefix
+from harbor_gym.terminal.tools import MIN_TMUX, ensure_tmux, path_prefix
 from harbor_gym.terminal.transports.attach import has_pipes
 from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
 from harbor_gym.terminal.transports.persistent import PersistentTransport, open_channel
@@ -210,7 +210,7 @@ def _open_command(nonce: str, config: TerminalConfig, tools: str | None, root: s
 def _open_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tuple[object, ...]:
     sizes = (config.columns, config.rows, config.history_lines)
     rc = read_script("rc") + (_LITERAL if config.keys == "literal" else "")
-    return nonce, rc, *sizes, tools or ""
+    return nonce, rc, *sizes, MIN_TMUX[0] * 100 + MIN_TMUX[1], tools or ""
 
 
 async def _connected(
@@ -250,7 +250,8 @@ def _start_error(environment: "BaseEnvironment", reason: str, details: str, outp
             program = reason.removeprefix("no-")
             what = f"the image has no {program}. {install.format(program)}"
         case "old-tmux":
-            what = f"the image has {details}, and at least tmux 3.1 is needed. {install.format('tmux')}"
+            oldest = f"{MIN_TMUX[0]}.{MIN_TMUX[1]}"
+            what = f"the image has {details}, and at least tmux {oldest} is needed. {install.format('tmux')}"
         case "no-directory":
             what = f"no directory for the session could be made in /run, /dev/shm, /var/tmp, $HOME or /tmp. {details}"
         case "shell-ended":

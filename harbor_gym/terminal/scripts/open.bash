@@ -1,13 +1,14 @@
 # Open the session: one private directory, one tmux server in it, one interactive bash in its pane.
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
 # Every program it calls costs a millisecond or two of each episode: bash does what bash can.
+# oldest is the oldest usable version of tmux, 301 for 3.1.
 # ready is empty, or what to serve steps under: then this process goes on to do that, and reports it after a failure too.
 # part is empty, or "root": then this process ends as the server itself, whose first answer is "<nonce> root <dir>", or that
 # directory: then the server is there.
 # The step script is in the variables seldom and step already, and no business of the pane's.
 # shellcheck disable=SC2034,SC2154  # it shares variables with the step script
 export -n seldom step
-nonce=$1 rc=$2 columns=$3 rows=$4 history=$5 tools=$6 ready=$7 part=$8
+nonce=$1 rc=$2 columns=$3 rows=$4 history=$5 oldest=$6 tools=$7 ready=$8 part=$9
 
 fail() {
     printf '%s fail %s\n' "$nonce" "$*"
@@ -29,7 +30,7 @@ if [ -n "$tools" ]; then
     rc="unset LOCPATH"$'\n'$rc
     clean='set-environment -gu LOCPATH'
 fi
-is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] < 301)); }
+is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] * 100 + BASH_REMATCH[2] < oldest)); }
 
 dir=$part
 [ "$part" != root ] || dir=''

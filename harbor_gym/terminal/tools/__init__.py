@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
 MIN_TMUX = (3, 1)
-"""The oldest tmux that the terminal's scripts can work with: the first with a pane's path, by which prompts are seen.
-``is_old`` in ``open.bash`` has the same number."""
+"""The oldest tmux that the terminal's scripts can work with: the first with a pane's path, which shows prompts."""
 
 _PLACES = ("/run", "/opt", "/var/tmp")
 """Places for the tools' directory, tried in order: an environment's upload may miss a file system mounted over one."""
@@ -23,7 +22,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 async def ensure_tmux(environment: "BaseEnvironment", *, user: str | int | None = None) -> str | None:
-    """Make sure that the sandbox has a tmux of at least 3.1 and a bash, for a session of ``user``.
+    """Make sure that the sandbox has a tmux of at least :data:`MIN_TMUX` and a bash, for a session of ``user``.
 
     A missing program is copied from the host into a directory of its own. The image's files, its PATH and its libraries
     stay as they are, and programs that were installed before are used again.
