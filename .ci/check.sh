@@ -23,7 +23,7 @@ mapfile -t fragments < <(git ls-files '*.bash')
 gate .venv/bin/ruff check .
 gate .venv/bin/ruff format --check .
 gate .venv/bin/lint-imports --no-logo
-gate .venv/bin/python .ci/blocks.py
+gate .venv/bin/python -m tests.helpers.doc_blocks
 gate pyright
 gate .venv/bin/shellcheck -x "${scripts[@]}"
 gate .venv/bin/shellcheck -s bash "${fragments[@]}"

@@ -19,11 +19,11 @@ from harbor_gym.cli.lazy import LAZY
 from harbor_gym.cli.main import app
 from harbor_gym.testing import check_env
 from tests.benchmarks.__main__ import benchmarks
+from tests.helpers import doc_blocks
+from tests.helpers.doc_blocks import BLOCK, PAGES
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import FAKE
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 RUN_BY = {
     "README-1": "tests/unit/house/test_docs.py",
     "agents-1": "tests/integration/gateway/test_docs.py",
@@ -52,12 +52,8 @@ _OURS = re.compile(r"harbor-gym |make bench ")
 
 
 def blocks(language: str) -> list[Any]:
-    """Return every fenced block of a language, named by its page and place."""
-    found: list[Any] = []
-    for page in PAGES:
-        texts = [text for name, text in _BLOCK.findall(page.read_text()) if name == language]
-        found += [pytest.param(text, id=f"{page.stem}-{number}") for number, text in enumerate(texts, start=1)]
-    return found
+    """Return every fenced block of a language as a parameter."""
+    return [pytest.param(text, id=name) for name, text in doc_blocks.blocks(language)]
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -75,8 +71,8 @@ def harbor_gym_lines() -> list[Any]:
     lines: dict[str, list[str]] = {}
     for page in PAGES:
         text = page.read_text()
-        fenced = [block for name, block in _BLOCK.findall(text) if name in ("shell", "bash", "sh")]
-        indented = [match[0] for match in _INDENTED.finditer(_BLOCK.sub("", text)) if _OURS.search(match[0])]
+        fenced = [block for name, block in BLOCK.findall(text) if name in ("shell", "bash", "sh")]
+        indented = [match[0] for match in _INDENTED.finditer(BLOCK.sub("", text)) if _OURS.search(match[0])]
         for block in (*fenced, *indented):
             for words in commands(block):
                 if words[:2] == ["make", "bench"]:
@@ -222,7 +218,7 @@ def test_every_block_of_data_is_well_formed() -> None:
 
 
 def block_with(page: str, words: str) -> str:
-    (found,) = (text for name, text in _BLOCK.findall((ROOT / page).read_text()) if name == "python" and words in text)
+    (found,) = (text for name, text in BLOCK.findall((ROOT / page).read_text()) if name == "python" and words in text)
     return found
 
 
