@@ -106,6 +106,7 @@ check_service() {
     local fresh_text name output
     fresh_text="probe $(cat /proc/sys/kernel/random/uuid)"
     name="probe-$RANDOM$RANDOM"
+    stop_services # again: a service that was just being started had no command line yet
     if ! output=$(env -i PATH=/usr/bin:/bin timeout 10 /usr/local/bin/appctl start); then
         fail "appctl start says: $output"
         return
