@@ -8,7 +8,6 @@ from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.sandboxes.extensions import PipedProcess
 
-_OPEN_TIMEOUT_SEC = 30.0
 MAX_SILENCE_SEC = 6.0
 """The other side sends a line every second, so one that is silent for this long hangs. If it is only slow, on a busy
 machine, the step takes longer, and nothing is typed twice."""
@@ -20,6 +19,27 @@ _END_TIMEOUT_SEC = 2.0
 
 class ChannelBrokenError(Exception):
     """The process ended, or gave no usable answer in time. Internal to this package: a broken channel is replaced."""
+
+
+async def start_piped(argv: Sequence[str]) -> PipedProcess:
+    """Start a program on this machine that leads into the sandbox.
+
+    It is in a session of its own: an interrupt typed at this machine's terminal does not reach it. It ends with its
+    standard input, and so also with this process.
+
+    Raises:
+        ChannelBrokenError: It could not be started.
+    """
+    try:
+        return await start_process(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ChannelBrokenError(f"{argv[0]} could not be started: {error}") from error
 
 
 async def end_piped(process: PipedProcess) -> None:
@@ -49,7 +69,7 @@ async def _end(process: PipedProcess) -> None:
 
 
 class Channel:
-    """One living process. Made by :meth:`open` or :meth:`over`; the owner closes it."""
+    """One living process. Made by :meth:`open`; the owner closes it."""
 
     def __init__(self, process: PipedProcess, max_answer_bytes: int) -> None:
         self._process = process
@@ -59,39 +79,23 @@ class Channel:
         """Its output until it was ready."""
 
     @classmethod
-    async def open(cls, argv: Sequence[str], given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
-        """Start ``argv``, write ``given`` to its input, and wait for its line ``ready``.
-
-        The process is in a session of its own: an interrupt typed at this machine's terminal does not reach it. It ends
-        with its standard input, and so also with this process.
-
-        Raises:
-            ChannelBrokenError: It could not be started, or gave another answer.
-        """
-        try:
-            process = await start_process(
-                *argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ChannelBrokenError(f"{argv[0]} could not be started: {error}") from error
-        return await cls.over(process, given, ready=ready, max_answer_bytes=max_answer_bytes)
-
-    @classmethod
-    async def over(cls, process: PipedProcess, given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
+    async def open(
+        cls, process: PipedProcess, given: str = "", *, ready: str, max_answer_bytes: int, timeout_sec: float
+    ) -> "Channel":
         """Take a process that was just started, write ``given`` to its input, and wait for its line ``ready``.
 
         Raises:
-            ChannelBrokenError: It gave another answer; it has been ended.
+            ChannelBrokenError: It gave another answer, or none in time; it has been ended.
         """
         channel = cls(process, max_answer_bytes)
         try:
             assert process.stdin is not None
             process.stdin.write(given.encode())
-            channel.greeting = await channel._read_until(f"{ready}\n", max_silence_sec=_OPEN_TIMEOUT_SEC)
+            async with asyncio.timeout(timeout_sec):
+                channel.greeting = await channel._read_until(f"{ready}\n", max_silence_sec=timeout_sec)
+        except TimeoutError as error:
+            await channel.close()
+            raise ChannelBrokenError(f"it was not ready within {timeout_sec:g} s") from error
         except BaseException:
             await channel.close()
             raise

@@ -8,12 +8,16 @@ from harbor_gym._runtime.shell_text import with_arguments
 from harbor_gym.terminal.screen.capture import Capture, CaptureError, parse_capture
 from harbor_gym.terminal.scripts import read_script, reader
 from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
-from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
+from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError, start_piped
 from harbor_gym.terminal.transports.portable import MARGIN_SEC, PortableTransport
 from harbor_gym.terminal.transports.step import LONG_PAYLOAD_BYTES, Step
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+_OPEN_TIMEOUT_SEC = 30.0
+_REOPEN_TIMEOUT_SEC = 10.0
+"""For a channel in place of a broken one: a step waits for it, and goes on without it. The policy may stop each one."""
 
 _MAX_BREAKS = 3
 """Channels that may break in a row, without a successful step, before no new one is opened."""
@@ -33,6 +37,7 @@ async def open_channel(
     max_answer_bytes: int,
     given: str = "",
     directory: str = "",
+    timeout_sec: float = _OPEN_TIMEOUT_SEC,
 ) -> Channel | None:
     """Start ``command`` in the sandbox with pipes, and wait until it reports that it is ``ready``.
 
@@ -44,6 +49,7 @@ async def open_channel(
         max_answer_bytes: Limit of one answer.
         given: The beginning of its input.
         directory: As for :func:`exec_pipes`.
+        timeout_sec: Seconds until it has to be ready.
 
     Returns:
         The channel; None where the environment supports no channel.
@@ -52,12 +58,15 @@ async def open_channel(
         ChannelBrokenError: There is one, but no usable answer came.
         SandboxLostError: The sandbox is gone.
     """
-    greeting = f"{ready} ready"
-    if (process := await exec_pipes(environment, command, user=user, directory=directory)) is not None:
-        return await Channel.over(process, given, ready=greeting, max_answer_bytes=max_answer_bytes)
-    if (argv := await enter_argv(environment, command, user=user)) is not None:
-        return await Channel.open(argv, given, ready=greeting, max_answer_bytes=max_answer_bytes)
-    return None
+    process = await exec_pipes(environment, command, user=user, directory=directory)
+    if process is None:
+        argv = await enter_argv(environment, command, user=user)
+        if argv is None:
+            return None
+        process = await start_piped(argv)
+    return await Channel.open(
+        process, given, ready=f"{ready} ready", max_answer_bytes=max_answer_bytes, timeout_sec=timeout_sec
+    )
 
 
 class PersistentTransport:
@@ -102,6 +111,7 @@ class PersistentTransport:
                 ready=ready,
                 max_answer_bytes=self._max_answer_bytes,
                 given=given,
+                timeout_sec=_REOPEN_TIMEOUT_SEC if self._breaks else _OPEN_TIMEOUT_SEC,
             )
         return self._channel is not None
 

@@ -22,7 +22,7 @@ from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.terminal import Terminal, open_terminal
 from harbor_gym.terminal.screen.keys import encode_keystrokes
 from harbor_gym.terminal.tmux import TmuxTerminal
-from harbor_gym.terminal.transports import channel
+from harbor_gym.terminal.transports import channel, persistent
 from harbor_gym.terminal.transports.persistent import PersistentTransport
 from harbor_gym.terminal.transports.step import make_step
 from harbor_gym.types import Command
@@ -480,6 +480,26 @@ async def test_pipes_that_lead_nowhere(sandbox: LocalSandbox, monkeypatch: pytes
     assert await read(sandbox, "ls -d /run/.terminal-* /dev/shm/.terminal-*") == ""
     with pytest.raises(TerminalStartError, match="does not answer"):
         await open_terminal(sandbox, TerminalConfig(transport="persistent"))
+
+
+@pytest.mark.parametrize("instead", ["sleep 1009", "while :; do echo; sleep 0.1; done"])
+async def test_a_new_channel_that_does_not_become_ready_holds_a_step_up_only_briefly(
+    sandbox: LocalSandbox, terminal: Terminal, instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipes = sandbox.exec_pipes
+
+    async def replaced(command: str, **options: Any) -> PipedCommand:
+        return await pipes(instead, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sandbox, "exec_pipes", replaced)
+        patched.setattr(persistent, "_OPEN_TIMEOUT_SEC", 10 * PATIENCE_SEC)
+        patched.setattr(persistent, "_REOPEN_TIMEOUT_SEC", 0.5)
+        kill_channels()
+        for _ in range(2):
+            assert (await enter(terminal, "echo one\n")).transport == "portable"
+    assert (await enter(terminal, "echo one\n")).transport == "persistent"
+    assert await read(sandbox, "pgrep -f '[s]leep (1009|0.1)'") == ""
 
 
 async def test_the_sandbox_makes_the_sessions_directory_where_its_user_may(sandbox: LocalSandbox) -> None:
