@@ -1,5 +1,7 @@
 """The files of a failed trial that explain its failure, read before its folder is removed."""
 
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,7 @@ class VerifierReport:
     """The end of its output."""
 
     files: Mapping[str, int]
-    """Path in its folder → size in bytes, for the first 50 paths by name."""
+    """Path in its folder → size in bytes, for the first 50 files by path."""
 
 
 def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
@@ -51,10 +53,12 @@ def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
     folder = trial_dir / "verifier" if step is None else trial_dir / "steps" / step / "verifier"
     output = folder / "test-stdout.txt"
     sizes: dict[str, int] = {}
-    for path in sorted(folder.rglob("*"))[:_MAX_FILES]:
-        if _is_plain(path):
-            sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    return VerifierReport(_tail(output, trial_dir), sizes)
+    for place, _, names in os.walk(folder):
+        for path in (f"{place}/{name}" for name in names):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                sizes[os.path.relpath(path, folder)] = status.st_size
+    return VerifierReport(_tail(output, trial_dir), dict(sorted(sizes.items())[:_MAX_FILES]))
 
 
 def _is_plain(file: Path) -> bool:
