@@ -19,7 +19,7 @@ from harbor_gym._runtime.processes import ask, tool_environment
 from harbor_gym._runtime.rootless import build_environment
 from harbor_gym.sandboxes.dockerfile import OWNER_OF_BUILD
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, OWNER_LABEL, PROJECT_LABEL, removal
-from harbor_gym.sandboxes.tools import CONTAINED
+from harbor_gym.sandboxes.tools import contained
 
 _LISTING_TIMEOUT_SEC = 20.0
 _REMOVAL_TIMEOUT_SEC = 60.0
@@ -175,7 +175,7 @@ def _remove_build(container: str) -> str | None:
 
 def _run_buildah(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {"STORAGE_DRIVER": "overlay", **tool_environment(build_environment())}
-    return ask(*CONTAINED, "buildah", *words, timeout_sec=_REMOVAL_TIMEOUT_SEC, environment=environment)
+    return ask(*contained(), "buildah", *words, timeout_sec=_REMOVAL_TIMEOUT_SEC, environment=environment)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -26,15 +26,20 @@ _STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: .*\n", re.MULTILINE)
 """The line in which buildah names the instruction that begins."""
 
 
-CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
-             "--pid", "--fork", "--kill-child", "--mount-proc")  # fmt: skip
-"""Prefix for a tool that mounts: its mounts and processes end with it, and it ends with us, even by SIGKILL.
-
-A tool whose caller is killed in the milliseconds before setpriv has run goes on to its own end.
-"""
-
 TIMED_OUT = 124
 """The exit status of a tool that timed out, as in timeout(1)."""
+
+
+def tied() -> tuple[str, ...]:
+    """Return the prefix of a command that ends with this process, even by SIGKILL, and begins no later than that."""
+    is_left = '[ "$PPID" = "$0" ] || exit'
+    return ("setpriv", "--pdeathsig", "KILL", "sh", "-c", f'{is_left}; exec "$@"', str(os.getpid()))
+
+
+def contained() -> tuple[str, ...]:
+    """Return the prefix of a tool that mounts: its mounts and processes end with it, and it ends with this process."""
+    own = ("unshare", *USER_NAMESPACE, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
+    return (*tied(), *own, "--mount-proc")
 
 
 def find_program(name: str) -> str | None:

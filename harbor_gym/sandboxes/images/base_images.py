@@ -15,7 +15,7 @@ from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.images.docker_images import copy_from_docker, find_in_docker
 from harbor_gym.sandboxes.images.recipe import ROOT_AT_THE_TOP, StageStart
 from harbor_gym.sandboxes.images.store import show_image
-from harbor_gym.sandboxes.tools import CONTAINED, TIMED_OUT, run_tool
+from harbor_gym.sandboxes.tools import TIMED_OUT, contained, run_tool
 
 _logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ async def find_base(reference: str) -> tuple[Base | None, str]:
     if full in _unreachable:
         return None, _unreachable[full]
     with ticking(f"pulling {full}", delay_sec=SLOW_SEC):
-        code, output = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
+        code, output = await run_tool(*contained(), "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
     if code == TIMED_OUT:
         raise SandboxStartError(f"base image {reference!r} was not pulled within {_PULL_TIMEOUT_SEC:g} s")
     if code != 0:

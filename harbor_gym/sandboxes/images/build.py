@@ -31,6 +31,7 @@ from harbor_gym._runtime.console.progress import SLOW_SEC, Work, ticking
 from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
+from harbor_gym._runtime.unchanged import UntilChanged
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.image_settings import ImageSettings, config_of, settings_of
@@ -47,7 +48,7 @@ from harbor_gym.sandboxes.images.builder import (
     run_environment,
 )
 from harbor_gym.sandboxes.images.recipe import adapted, volumes_of
-from harbor_gym.sandboxes.tools import CONTAINED, build_failure, find_program, run_tool, tail
+from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
@@ -229,7 +230,7 @@ async def _make_image(
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
         image_id = base_images[source.docker_image].reference
-    code, output = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
+    code, output = await run_tool(*contained(), "buildah", "inspect", "--type", "image", image_id)
     if code != 0:
         raise SandboxStartError(f"buildah built {image_id} but can't show it: {tail(output)}")
     shown = json.loads(output)
@@ -333,13 +334,22 @@ def content_hash(source: ImageSource) -> str:
     """
     if source.rootfs is not None:
         return sources.fingerprint(source.rootfs)
-    total = hashlib.sha256(json.dumps(source.docker_image).encode())
     environment_dir = source.environment_dir
     if source.docker_image:
+        total = hashlib.sha256(json.dumps(source.docker_image).encode())
         if sources.is_archive(source.docker_image):
             path = sources.archive_path(source.docker_image, environment_dir)
             total.update(sources.fingerprint(path).encode())
         return total.hexdigest()
+    return _context_hashes.get(environment_dir, lambda: _context_hash(environment_dir))
+
+
+_context_hashes = UntilChanged[str]()
+"""By build context: to read and hash a large one for each episode would take longer than the episode."""
+
+
+def _context_hash(environment_dir: Path) -> str:
+    total = hashlib.sha256(json.dumps(None).encode())
     for path in sorted(environment_dir.rglob("*")):
         status = path.lstat()
         head = [path.relative_to(environment_dir).as_posix(), status.st_mode]
@@ -359,7 +369,7 @@ async def _require_heredoc_support(environment_dir: Path) -> None:
         recipe = Path(folder) / "Dockerfile"
         recipe.write_text("FROM scratch\nCOPY <<END /file\na line\nEND\n", encoding="utf-8")
         code, _ = await run_tool(
-            *CONTAINED, *dockerfile.owned_build(folder), "--quiet", "--layers", *ULIMITS, "-f", str(recipe), folder
+            *contained(), *dockerfile.owned_build(folder), "--quiet", "--layers", *ULIMITS, "-f", str(recipe), folder
         )
     if code == 0:
         return

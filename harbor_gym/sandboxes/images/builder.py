@@ -13,7 +13,7 @@ from harbor_gym._runtime.processes import ask
 from harbor_gym.errors import MissingDependencyError, TaskError, TaskUnsupportedError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images.recipe import EMPTY
-from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool
+from harbor_gym.sandboxes.tools import contained, find_program, run_tool
 
 ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 """Without CAP_SYS_RESOURCE, buildah's own higher limits can't be set and every RUN would fail."""
@@ -95,7 +95,7 @@ def build_argv(folder: Path, context: Path, recipe: Path, *, is_fresh: bool) -> 
     own = context / "Dockerfile.dockerignore"
     options += ["--ignorefile", str(own)] if own.is_file() else []
     options += ["--no-cache"] if is_fresh else []
-    return *CONTAINED, *_network(folder), *dockerfile.owned_build(str(folder)), *options, str(context)
+    return *contained(), *_network(folder), *dockerfile.owned_build(str(folder)), *options, str(context)
 
 
 def _network(folder: Path) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from harbor_gym.sandboxes.images.builder import ULIMITS
 from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
 from harbor_gym.sandboxes.images.official_images import DEFAULT, EXCLUDED, MADE, OfflineBase, base_name, offline_base
 from harbor_gym.sandboxes.images.store import show_image
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
+from harbor_gym.sandboxes.tools import contained, run_tool, tail, tied
 
 _BUILD_TIMEOUT_SEC = 600.0
 _CONNECT_TIMEOUT_SEC = 20
@@ -71,9 +71,9 @@ async def _make_tar(base: OfflineBase, path: Path) -> None:
     signed = f"[signed-by={mirror.signed_by}] " if mirror.signed_by else ""
     partial = path.with_name(f".{path.name}.partial")  # overwrites the file of a killed process
     # For an ordinary user it makes a user namespace of its own, without device files.
-    contained = ("setpriv", "--pdeathsig", "KILL") if rootless.is_rootless() else CONTAINED
+    prefix = tied() if rootless.is_rootless() else contained()
     argv = [
-        *contained,
+        *prefix,
         "mmdebstrap",
         "--mode=unshare" if rootless.is_rootless() else "--mode=root",
         "--variant=minbase",
@@ -119,7 +119,7 @@ async def make_base(reference: str) -> OfflineBase:
     async with locked(f"import-{base.name}"):
         if await show_image(content) is None:
             await _import_into_buildah(base, await ensure_base_tar(base), content)
-        code, output = await run_tool(*CONTAINED, "buildah", "tag", content, str(base_name(reference)))
+        code, output = await run_tool(*contained(), "buildah", "tag", content, str(base_name(reference)))
     if code != 0:
         raise SandboxStartError(f"buildah can't name the base that was made for {reference}: {tail(output)}")
     return base
@@ -130,7 +130,7 @@ async def _import_into_buildah(base: OfflineBase, tar: Path, name: str) -> None:
         recipe = Path(folder) / "Dockerfile"
         recipe.write_text("\n".join(["FROM scratch", f"ADD {tar.name} /", *base.instructions, ""]), encoding="utf-8")
         code, output = await run_tool(
-            *CONTAINED, *dockerfile.owned_build(folder), "--quiet", *ULIMITS,
+            *contained(), *dockerfile.owned_build(folder), "--quiet", *ULIMITS,
             "-t", name, "-f", str(recipe), str(tar.parent),
         )  # fmt: skip
     if code != 0:

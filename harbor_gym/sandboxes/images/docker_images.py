@@ -11,7 +11,7 @@ from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.images.official_images import is_official
 from harbor_gym.sandboxes.images.store import show_image
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from harbor_gym.sandboxes.tools import contained, run_tool
 
 MADE_LABEL = "harbor_gym.made_base"
 """Label of the bases that ``harbor-gym base --docker`` makes, and of images built on them."""
@@ -53,7 +53,7 @@ async def copy_from_docker(image_id: str) -> str:
         archive = Path(folder) / "image.tar"
         for argv in (
             ("docker", "save", "--output", str(archive), image_id),
-            (*CONTAINED, "buildah", "pull", "--quiet", f"docker-archive:{archive}"),
+            (*contained(), "buildah", "pull", "--quiet", f"docker-archive:{archive}"),
         ):
             code, output = await run_tool(*argv, timeout_sec=_COPY_TIMEOUT_SEC)
             if code != 0:
@@ -61,5 +61,5 @@ async def copy_from_docker(image_id: str) -> str:
                 tail = "\n".join(output.strip().splitlines()[-5:])
                 raise SandboxStartError(f"Docker's image {image_id} can't be copied to buildah: {tail}")
     copied = output.strip().splitlines()[-1]
-    await run_tool(*CONTAINED, "buildah", "tag", copied, name)
+    await run_tool(*contained(), "buildah", "tag", copied, name)
     return copied

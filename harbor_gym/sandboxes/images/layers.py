@@ -24,7 +24,7 @@ from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import layer_export, sources
 from harbor_gym.sandboxes.images.builder import NO_RUN, run_buildah
-from harbor_gym.sandboxes.tools import CONTAINED, tail
+from harbor_gym.sandboxes.tools import contained, tail
 
 _STAGING = ".partial-"
 _EXPORT = (
@@ -54,7 +54,7 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[l
         name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
         program = (sys.executable, layer_export.__file__, str(layers_dir()), str(folder), image_id)
         code, output = await run_buildah(
-            *CONTAINED, "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids), environment=NO_RUN
+            *contained(), "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids), environment=NO_RUN
         )
         if code != 0:
             why = full_cache(output) or tail(output)

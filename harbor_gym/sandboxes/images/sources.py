@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import require_ids
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
+from harbor_gym.sandboxes.tools import contained, run_tool, tail
 
 _ARCHIVE = re.compile(r"(oci-archive|docker-archive|oci|dir):([^:]+)(:.+)?")
 """Source: containers-transports(5)."""
@@ -53,7 +53,7 @@ async def load_archive(reference: str, environment_dir: Path) -> str:
     found = _ARCHIVE.fullmatch(reference)
     assert found is not None
     source = f"{found[1]}:{archive_path(reference, environment_dir)}{found[3] or ''}"
-    code, output = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", source, timeout_sec=_READ_TIMEOUT_SEC)
+    code, output = await run_tool(*contained(), "buildah", "pull", "--quiet", source, timeout_sec=_READ_TIMEOUT_SEC)
     if code != 0:
         require_ids(output, f"image {reference!r}")
         raise SandboxStartError(
@@ -106,7 +106,7 @@ async def copy_rootfs(source: Path, target: Path) -> None:
         TaskError: Its files have ids that this user lacks.
     """
     argv = await asyncio.to_thread(_copy_argv, source, target)
-    code, output = await run_tool(*CONTAINED, *argv, timeout_sec=_READ_TIMEOUT_SEC)
+    code, output = await run_tool(*contained(), *argv, timeout_sec=_READ_TIMEOUT_SEC)
     if code != 0:
         require_ids(output, f"rootfs={str(source)!r}")
         raise SandboxStartError(f"rootfs={str(source)!r} can't be copied: {tail(output)}")

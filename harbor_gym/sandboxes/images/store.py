@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import run_buildah
-from harbor_gym.sandboxes.tools import CONTAINED, tail
+from harbor_gym.sandboxes.tools import contained, tail
 
 _NOT_KNOWN = "image not known"
 """End of buildah's output if its store has no such image. Source: ErrImageUnknown of containers/storage."""
@@ -23,7 +23,7 @@ async def show_image(reference: str, template: str = "{{.FromImageID}}") -> str 
     Raises:
         SandboxStartError: buildah can't tell.
     """
-    argv = (*CONTAINED, "buildah", "inspect", "--type", "image", "--format", template, reference)
+    argv = (*contained(), "buildah", "inspect", "--type", "image", "--format", template, reference)
     code, output = await run_buildah(*argv, environment={})
     shown = "\n".join(line for line in output.splitlines() if not line.startswith(_LOGGED)).strip()
     if code == 0:

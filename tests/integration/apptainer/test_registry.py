@@ -149,7 +149,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
     made = manifest(built)["first"]
     with registry.stalled():
         build.append(start(*arguments))
-        # Before that it is setpriv, which may not have bound itself to its parent yet.
+        # Before that the child of unshare may not have bound itself to its parent yet.
         wait_until(lambda: processes_with(f"^[^ ]*apptainer push .*{place}"))
         build[0].send_signal(signal.SIGKILL)
         build[0].wait()

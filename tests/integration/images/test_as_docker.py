@@ -19,7 +19,7 @@ from harbor_gym.sandboxes.images import build
 from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
 from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
 from harbor_gym.sandboxes.images.recipe import VOLUME_LABEL, volumes_of
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from harbor_gym.sandboxes.tools import contained, run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.dockerfiles import BASE, CONFIGS, FILES, PARTS, WHOLES, configured
 from tests.helpers.sandboxes.local import make_sandbox, output, running
@@ -183,7 +183,9 @@ def merged_files(layers: Sequence[Path], folder: Path, left_out: Sequence[str]) 
     mount = f"mount -t overlay overlay -o lowerdir={lowers} merged"
     if len(layers) == 1:
         mount = "mount --bind 0 merged"  # an overlay has two lower directories or more
-    done = subprocess.run([*CONTAINED, "sh", "-c", f"cd {folder} && {mount} && {tar}"], capture_output=True, check=True)
+    done = subprocess.run(
+        [*contained(), "sh", "-c", f"cd {folder} && {mount} && {tar}"], capture_output=True, check=True
+    )
     return _listed(done.stdout)
 
 

@@ -17,7 +17,7 @@ from harbor_gym.sandboxes.images.base_images import resolve_base
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
 from harbor_gym.sandboxes.images.official_images import base_name, full_reference
 from harbor_gym.sandboxes.images.store import show_image
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from harbor_gym.sandboxes.tools import contained, run_tool
 from tests.helpers.recipe_runs import run_here
 from tests.helpers.registries.image_registry import UNREACHABLE, image_registry, in_place_of_docker_io
 
@@ -63,11 +63,11 @@ def _lines(done: subprocess.CompletedProcess[str], image: str) -> list[str]:
 async def push(address: str, name: str, folder: Path) -> str:
     """Put an image of one file into a registry under an official image's name; return the image's id."""
     (folder / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /real\n")
-    code, printed = await run_tool(*CONTAINED, "buildah", "bud", "--quiet", "--format", "docker", str(folder))
+    code, printed = await run_tool(*contained(), "buildah", "bud", "--quiet", "--format", "docker", str(folder))
     assert code == 0, printed
     image_id = printed.split()[-1]
     target = f"docker://{address}/library/{name}"
-    code, printed = await run_tool(*CONTAINED, "buildah", "push", "--quiet", "--tls-verify=false", image_id, target)
+    code, printed = await run_tool(*contained(), "buildah", "push", "--quiet", "--tls-verify=false", image_id, target)
     assert code == 0, printed
     return image_id
 
@@ -157,7 +157,7 @@ async def test_a_base_is_only_made_where_the_registry_is_out_of_reach_if_so_aske
 async def test_a_short_name_is_not_that_of_another_repositorys_image(name: str, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /other\n")
     tag = ("--tag", f"localhost/other/{name}")
-    code, printed = await run_tool(*CONTAINED, "buildah", "bud", "--quiet", *tag, str(tmp_path))
+    code, printed = await run_tool(*contained(), "buildah", "bud", "--quiet", *tag, str(tmp_path))
     assert code == 0, printed
     with pytest.raises(SandboxStartError, match="out of reach"):
         await resolve_base(name)

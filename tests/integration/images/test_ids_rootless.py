@@ -13,7 +13,7 @@ import pytest
 
 from harbor_gym.sandboxes.apptainer.sif.build import build_sif
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from harbor_gym.sandboxes.tools import contained, run_tool
 from tests.helpers.registries.image_registry import image_registry
 from tests.helpers.rootless import run_rootless
 from tests.helpers.tasks import BASE
@@ -134,7 +134,7 @@ async def test_an_id_of_a_registrys_image_above_the_users_range_is_the_tasks_fau
         name = f"{registry.address}/high:latest"
         push = f"buildah push --tls-verify=false $id {name}; buildah rmi $id"
         code, printed = await run_tool(
-            *CONTAINED, "sh", "-ec", f"id=$(buildah pull -q docker-archive:{tmp_path}/image.tar); {push}"
+            *contained(), "sh", "-ec", f"id=$(buildah pull -q docker-archive:{tmp_path}/image.tar); {push}"
         )
         assert code == 0, printed
         cases: dict[str, Case] = {

@@ -14,7 +14,7 @@ from harbor_gym.sandboxes.apptainer.sif.build import build_sif
 from harbor_gym.sandboxes.images import build, debian_base, layer_export, sources
 from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
 from harbor_gym.sandboxes.images.builder import build_argv, run_buildah, run_environment
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from harbor_gym.sandboxes.tools import contained, run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
@@ -178,7 +178,7 @@ async def _as_buildah_sees_it(context: Path) -> str:
         'buildah rm "$container" >/dev/null'
     )
     identity = (folder / "id").read_text()
-    code, listed = await run_tool(*CONTAINED, "sh", "-c", script, "sh", identity, LISTING.format('"$root"'))
+    code, listed = await run_tool(*contained(), "sh", "-c", script, "sh", identity, LISTING.format('"$root"'))
     assert code == 0, listed
     return listed.strip()
 
@@ -212,11 +212,11 @@ async def test_archives_serve_as_images(tmp_path: Path) -> None:
     require_engine("local")
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /it\nENV OF=archive\nWORKDIR /there\n")
     name = f"localhost/harbor-gym-test-archive-{uuid.uuid4().hex}:1"
-    code, printed = await run_tool(*CONTAINED, "buildah", "bud", "--quiet", "--tag", name, str(tmp_path))
+    code, printed = await run_tool(*contained(), "buildah", "bud", "--quiet", "--tag", name, str(tmp_path))
     assert code == 0, printed
     try:
         for target in ("docker-archive:{}/docker.tar", "oci-archive:{}/oci.tar", "oci:{}/directory:1"):
-            code, printed = await run_tool(*CONTAINED, "buildah", "push", "--quiet", name, target.format(tmp_path))
+            code, printed = await run_tool(*contained(), "buildah", "push", "--quiet", name, target.format(tmp_path))
             assert code == 0, printed
         found: list[Image] = []
         for reference in ("docker-archive:docker.tar", f"oci-archive:{tmp_path}/oci.tar", "oci:directory:1"):
@@ -225,7 +225,7 @@ async def test_archives_serve_as_images(tmp_path: Path) -> None:
             assert (image.directories[1] / "it").read_text().startswith("FROM scratch")
             found.append(image)
     finally:
-        await run_tool(*CONTAINED, "buildah", "rmi", "--force", name)
+        await run_tool(*contained(), "buildah", "rmi", "--force", name)
     assert len({image.digest for image in found}) == 3
     assert len({image.layers[1:] for image in found}) == 1, "the same layer, wherever it came from"
     with pytest.raises(SandboxStartError, match=r"absent\.tar does not exist"):

@@ -11,7 +11,7 @@ import pytest
 from harbor.models.task.task import Task
 
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
-from harbor_gym.sandboxes.tools import CONTAINED
+from harbor_gym.sandboxes.tools import contained
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
@@ -119,7 +119,7 @@ _PLAY = "bash >/dev/null 2>&1; /tests/test.sh; exec /bin/cat /logs/verifier/rewa
 
 def _run(layers: str, place: Path, command: str, script: str) -> str:
     """Run a command in a fresh root of the image, with processes of its own and without a network."""
-    words = (*CONTAINED, "--net", "bash", "-ec", _ENTER, "bash", place, layers, TASK_DIR / "tests", command)
+    words = (*contained(), "--net", "bash", "-ec", _ENTER, "bash", place, layers, TASK_DIR / "tests", command)
     done = subprocess.run(words, input=script, capture_output=True, text=True, check=False, timeout=PATIENCE_SEC)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout

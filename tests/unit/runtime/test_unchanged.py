@@ -9,6 +9,8 @@ import pytest
 
 from harbor_gym._runtime import unchanged
 from harbor_gym._runtime.unchanged import UntilChanged
+from harbor_gym.sandboxes.images import build
+from harbor_gym.sandboxes.images.build import ImageSource, content_hash
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def text_of(folder: Path) -> Callable[[], str]:
     )
 
 
-def unread() -> str:
+def unread(*_: object) -> str:
     raise AssertionError("the folder was read again")
 
 
@@ -107,3 +109,13 @@ def test_results_are_bounded(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     results.get(tmp_path / "other", unread)
     with pytest.raises(AssertionError, match="read again"):
         results.get(folder, unread)
+
+
+def test_a_build_context_is_read_again_only_after_a_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ImageSource(folder)
+    first = content_hash(source)
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "_context_hash", unread)
+        assert content_hash(source) == first
+    write_same_size(folder)
+    assert content_hash(source) != first

@@ -17,7 +17,7 @@ from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes.apptainer.programs import find_mksquashfs, find_runtime
 from harbor_gym.sandboxes.apptainer.sif.format import CONFIG_NAME, config_document
 from harbor_gym.sandboxes.images.build import Image
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
+from harbor_gym.sandboxes.tools import contained, run_tool, tail
 
 _SQUASH = (
     'set -e; cd "$1"; mount -t overlay overlay -o "$2" merged; shift 2; '
@@ -49,7 +49,7 @@ async def build_sif(image: Image, target: Path) -> None:
         await asyncio.to_thread(_prepare, folder, image)
         lowers = ":".join([*(str(number) for number in range(len(image.directories))), "empty"])
         notes = ",userxattr" if is_rootless() else ""
-        await _run(*CONTAINED, "sh", "-c", _SQUASH, "sh", str(folder), f"ro,lowerdir={lowers}{notes}", mksquashfs)
+        await _run(*contained(), "sh", "-c", _SQUASH, "sh", str(folder), f"ro,lowerdir={lowers}{notes}", mksquashfs)
         file = folder / "image.sif"
         await _run(runtime, "sif", "new", str(file))
         partition = (*_PARTITION, "--partarch", _ARCHITECTURES[machine])

@@ -16,7 +16,7 @@ from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.apptainer.programs import find_runtime
 from harbor_gym.sandboxes.apptainer.sif.build import partial_folder
-from harbor_gym.sandboxes.tools import run_tool, tail
+from harbor_gym.sandboxes.tools import run_tool, tail, tied
 
 _REFERENCE = re.compile(r"(oras|docker|library|https?)://.+")
 _PULL_TIMEOUT_SEC = 3600.0
@@ -87,7 +87,7 @@ def _contained() -> tuple[str, ...]:
     The user stays the same: Apptainer looks for stored credentials in that user's home directory.
     """
     namespace = ("--user", "--map-current-user") if is_rootless() else ()
-    return ("setpriv", "--pdeathsig", "KILL", "unshare", *namespace, "--pid", "--fork", "--kill-child", "--mount-proc")
+    return (*tied(), "unshare", *namespace, "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def _is_set(name: str) -> bool:
