@@ -43,22 +43,24 @@ async def exec_pipes(
         return await environment.exec_pipes(command, user=user, directory=directory)
 
 
-async def start_piped(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> PipedProcess | None:
+async def start_piped(
+    environment: "BaseEnvironment", command: str, *, user: str | int | None, directory: str = ""
+) -> PipedProcess | None:
     """Start ``command`` in the sandbox with pipes, by ``exec_pipes`` or a process of this machine; None without either.
 
-    Its standard error is discarded.
+    Its standard error is discarded. A process of this machine ends with its standard input, and so with this process.
 
     Raises:
         SandboxLostError: The sandbox is gone.
+        OSError: The process of this machine could not be started.
     """
-    if (process := await exec_pipes(environment, command, user=user)) is not None:
+    if (process := await exec_pipes(environment, command, user=user, directory=directory)) is not None:
         return process
     if (argv := await enter_argv(environment, command, user=user)) is None:
         return None
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     # In a session of its own: an interrupt typed at this machine's terminal must not reach it.
-    process = await start_process(*argv, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
-    return cast("PipedProcess", process)
+    return await start_process(*argv, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
 
 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.sandboxes.extensions import PipedProcess
 
@@ -19,27 +18,6 @@ _END_TIMEOUT_SEC = 2.0
 
 class ChannelBrokenError(Exception):
     """The process ended, or gave no usable answer in time. Internal to this package: a broken channel is replaced."""
-
-
-async def start_piped(argv: Sequence[str]) -> PipedProcess:
-    """Start a program on this machine that leads into the sandbox.
-
-    It is in a session of its own: an interrupt typed at this machine's terminal does not reach it. It ends with its
-    standard input, and so also with this process.
-
-    Raises:
-        ChannelBrokenError: It could not be started.
-    """
-    try:
-        return await start_process(
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ChannelBrokenError(f"{argv[0]} could not be started: {error}") from error
 
 
 async def end_piped(process: PipedProcess) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from harbor_gym._runtime.shell_text import with_arguments
 from harbor_gym.terminal.screen.capture import Capture, CaptureError, parse_capture
 from harbor_gym.terminal.scripts import read_script, reader
-from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
-from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError, start_piped
+from harbor_gym.terminal.transports.attach import start_piped
+from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
 from harbor_gym.terminal.transports.portable import MARGIN_SEC, PortableTransport
 from harbor_gym.terminal.transports.step import LONG_PAYLOAD_BYTES, Step
 
@@ -58,12 +58,12 @@ async def open_channel(
         ChannelBrokenError: There is one, but no usable answer came.
         SandboxLostError: The sandbox is gone.
     """
-    process = await exec_pipes(environment, command, user=user, directory=directory)
+    try:
+        process = await start_piped(environment, command, user=user, directory=directory)
+    except OSError as error:
+        raise ChannelBrokenError(f"the process into the sandbox could not be started: {error}") from error
     if process is None:
-        argv = await enter_argv(environment, command, user=user)
-        if argv is None:
-            return None
-        process = await start_piped(argv)
+        return None
     return await Channel.open(
         process, given, ready=f"{ready} ready", max_answer_bytes=max_answer_bytes, timeout_sec=timeout_sec
     )

@@ -17,7 +17,7 @@ from harbor_gym.episode.episode import AgentPhase, run_in_phase
 from harbor_gym.episode.guarded_turn import take_turn
 from harbor_gym.sandboxes.images import layers
 from harbor_gym.terminal import Terminal, TerminalTurn
-from harbor_gym.terminal.transports.channel import Channel, start_piped
+from harbor_gym.terminal.transports.channel import Channel
 from harbor_gym.types import Command
 from tests.helpers.patience import PATIENCE_SEC
 
@@ -82,7 +82,8 @@ async def test_a_turn_is_over() -> None:
 async def test_a_channels_process_is_reaped() -> None:
     deaf = "import sys, time; print('ready', flush=True); time.sleep(600)"
     others = children()
-    process = await start_piped([sys.executable, "-c", deaf])
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", deaf, stdin=pipe, stdout=pipe)
     channel = await Channel.open(process, ready="ready", max_answer_bytes=1000, timeout_sec=PATIENCE_SEC)
     (child,) = children() - others
     await cancel_again_and_again(channel.close())
