@@ -10,6 +10,7 @@ from harbor.environments.base import ExecResult
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.shielded import shielded
+from harbor_gym.errors import SandboxLostError
 from harbor_gym.sandboxes.docker.engine import docker
 from harbor_gym.sandboxes.extensions import ExecTimeoutError
 from harbor_gym.sandboxes.pipes import Output, StreamName, text_chunks
@@ -126,8 +127,18 @@ class _Running:
         self._process.stdin.close()
 
     async def _find_pid(self) -> None:
-        """Read up to the command's start; before it there can only be errors of the client."""
-        while self._pid is None and (line := await self._stdout.readline()):
+        """Read up to the command's start; before it there can only be errors of the client.
+
+        Raises:
+            SandboxLostError: A shell that the policy may have replaced printed something else, in one long line.
+        """
+        while self._pid is None:
+            try:
+                line = await self._stdout.readline()
+            except ValueError as exc:
+                raise SandboxLostError("its shell answers with one long line instead of the command's start") from exc
+            if not line:
+                break
             if line.startswith(_MARK):
                 self._pid = line.removeprefix(_MARK).decode().strip()
             else:
@@ -135,7 +146,7 @@ class _Running:
 
     async def kill(self) -> None:
         """Kill the command in the container, then the client, which would leave it running if killed first."""
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, SandboxLostError):
             async with asyncio.timeout(_END_TIMEOUT_SEC):
                 await self._find_pid()
                 if self._pid is not None:

@@ -54,6 +54,10 @@ APART = {name: keys for name, keys in BLOWS.items() if name != "stops and forks"
 RUINS = {
     "a shell that does nothing": "cp /bin/true /tmp/t; cp -f /tmp/t /usr/bin/bash\n",
     "a shell that answers wrongly": "echo '#!/bin/echo fine' > /tmp/t; chmod +x /tmp/t; mv /tmp/t /usr/bin/bash\n",
+    "a shell that answers with one long line": (
+        "printf '#!/usr/bin/perl\\n$| = 1; print \"x\" x 300000;\\n' > /tmp/t; chmod +x /tmp/t\n"
+        "cp /tmp/t /tmp/u; mv -f /tmp/t /usr/bin/sh; mv -f /tmp/u /usr/bin/bash\n"
+    ),
     "no shell": "rm -f /usr/bin/bash /usr/bin/dash /usr/bin/sh\n",
     "a renamed shell": "mv /usr/bin/bash /usr/bin/hidden\n",
     "no programs": "rm -rf /usr /bin\n",
@@ -244,8 +248,10 @@ async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     reward, info = await play(task_dir, DONE, BLOWS["stops everybody"], sandbox="docker")
     assert (reward, info.get("end_reason")) == (1.0, EndReason.SESSION_ENDED)
-    reward, info = await play(task_dir, DONE, RUINS["no shell"], sandbox="docker")
-    assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+    for ruin, breakage in (("no shell", ""), ("a shell that answers with one long line", "answers with one long line")):
+        reward, info = await play(task_dir, DONE, RUINS[ruin], sandbox="docker")
+        assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+        assert breakage in info.get("breakage", "")
 
 
 @pytest.mark.local
