@@ -169,7 +169,8 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             network: ``"task"``: the task's own network; ``"none"``: only loopback.
             private_network: Let a public network reach private networks and this machine's own addresses.
             image: An image by name, or an archive of one, instead of the task's own.
-            rootfs: A root file system instead of an image, as a directory or a tar. It is copied once.
+            rootfs: A root file system instead of an image, as a directory or a tar. It is copied once, and again after
+                a change. Each start looks for one, which takes long for a directory of many files; a tar is one file.
             setup_command: Shell text that root runs once for all sandboxes of this image.
             build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
             workdir: Working directory where the task names none, instead of the image's.
