@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalConfig, TerminalEnvConfig
+from harbor_gym.episode.grading import breakage
 from harbor_gym.errors import VerifierError
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.types import EpisodeInfo
@@ -49,7 +50,7 @@ BLOWS = {
 """Attacks that leave the files as they were: the host can still enter, and the task is graded."""
 
 APART = {name: keys for name, keys in BLOWS.items() if name != "stops and forks"}
-"""Without the one of two attacks at once, which takes all of the machine's cores for half a minute."""
+"""Without the one of two attacks at once, which takes all of the machine's processors until the host gives up."""
 
 RUINS = {
     "a shell that does nothing": "cp /bin/true /tmp/t; cp -f /tmp/t /usr/bin/bash\n",
@@ -176,7 +177,8 @@ async def test_what_a_user_can_do_is_graded(tmp_path: Path, deed: str, has_view:
 
 @pytest.mark.local
 @pytest.mark.parametrize("blow", BLOWS)
-async def test_who_breaks_the_terminal_is_graded(tmp_path: Path, blow: str) -> None:
+async def test_who_breaks_the_terminal_is_graded(tmp_path: Path, blow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breakage, "_PROBE_TIMEOUT_SEC", 5)  # the forks take all of the machine's processors meanwhile
     task_dir = write_task(tmp_path / "task")
     reward, info = await play(task_dir, DONE, BLOWS[blow], sandbox_options={"max_processes": 200})
     assert (reward, info.get("rewards")) == (1.0, {"reward": 1.0})
@@ -248,10 +250,10 @@ async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     reward, info = await play(task_dir, DONE, BLOWS["stops everybody"], sandbox="docker")
     assert (reward, info.get("end_reason")) == (1.0, EndReason.SESSION_ENDED)
-    for ruin, breakage in (("no shell", ""), ("a shell that answers with one long line", "answers with one long line")):
+    for ruin, reason in (("no shell", ""), ("a shell that answers with one long line", "answers with one long line")):
         reward, info = await play(task_dir, DONE, RUINS[ruin], sandbox="docker")
         assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
-        assert breakage in info.get("breakage", "")
+        assert reason in info.get("breakage", "")
 
 
 @pytest.mark.local

@@ -9,6 +9,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes import entrypoint
 from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.types import Command
@@ -162,8 +163,9 @@ ENTRYPOINT ["/init"]
 
 
 async def test_a_service_that_never_rests_is_named(
-    make_sandbox: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_sandbox: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(entrypoint, "_SETTLE_LIMIT_SEC", 2.0)  # it takes a whole processor meanwhile
     async with running(make_sandbox(tmp_path, dockerfile=_starting_in_background("1 while 1"))) as sandbox:
         assert (sandbox.services_note or "").endswith("and they were still busy")
     assert "still busy" in caplog.text
