@@ -57,7 +57,7 @@ def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
         for path in (f"{place}/{name}" for name in names):
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode):
-                sizes[os.path.relpath(path, folder)] = status.st_size
+                sizes[path.removeprefix(f"{folder}/")] = status.st_size
     return VerifierReport(_tail(output, trial_dir), dict(sorted(sizes.items())[:_MAX_FILES]))
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from harbor_gym._runtime.processes import start_process, tool_environment
@@ -36,9 +36,13 @@ def tied() -> tuple[str, ...]:
     return ("setpriv", "--pdeathsig", "KILL", "sh", "-c", f'{is_left}; exec "$@"', str(os.getpid()))
 
 
-def contained() -> tuple[str, ...]:
-    """Return the prefix of a tool that mounts: its mounts and processes end with it, and it ends with this process."""
-    own = ("unshare", *USER_NAMESPACE, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
+def contained(user_namespace: Sequence[str] = USER_NAMESPACE) -> tuple[str, ...]:
+    """Return the prefix of a tool that mounts: its mounts and processes end with it, and it ends with this process.
+
+    Args:
+        user_namespace: What tells unshare(1) to make a user namespace; empty makes none.
+    """
+    own = ("unshare", *user_namespace, "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
     return (*tied(), *own, "--mount-proc")
 
 

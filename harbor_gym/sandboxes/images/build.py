@@ -349,7 +349,7 @@ _context_hashes = UntilChanged[str]()
 
 
 def _context_hash(environment_dir: Path) -> str:
-    total = hashlib.sha256(json.dumps(None).encode())
+    total = hashlib.sha256(b"null")  # in place of an image's name in JSON
     for path in sorted(environment_dir.rglob("*")):
         status = path.lstat()
         head = [path.relative_to(environment_dir).as_posix(), status.st_mode]

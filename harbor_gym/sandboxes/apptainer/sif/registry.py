@@ -16,7 +16,7 @@ from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.apptainer.programs import find_runtime
 from harbor_gym.sandboxes.apptainer.sif.build import partial_folder
-from harbor_gym.sandboxes.tools import run_tool, tail, tied
+from harbor_gym.sandboxes.tools import contained, run_tool, tail
 
 _REFERENCE = re.compile(r"(oras|docker|library|https?)://.+")
 _PULL_TIMEOUT_SEC = 3600.0
@@ -78,16 +78,9 @@ async def _apptainer(*argv: str) -> tuple[int, str]:
     async with partial_folder(own) as scratch:
         folders = {"APPTAINER_CACHEDIR": own / "cache", "APPTAINER_TMPDIR": scratch}
         environment = {name: str(path) for name, path in folders.items() if not _is_set(name)}
-        return await run_tool(*_contained(), *argv, timeout_sec=_PULL_TIMEOUT_SEC, environment=environment)
-
-
-def _contained() -> tuple[str, ...]:
-    """Return the command in front of Apptainer that ends it and its children with this process, killed or not.
-
-    The user stays the same: Apptainer looks for stored credentials in that user's home directory.
-    """
-    namespace = ("--user", "--map-current-user") if is_rootless() else ()
-    return (*tied(), "unshare", *namespace, "--pid", "--fork", "--kill-child", "--mount-proc")
+        # The user stays the same: Apptainer looks for stored credentials in that user's home directory.
+        prefix = contained(("--user", "--map-current-user") if is_rootless() else ())
+        return await run_tool(*prefix, *argv, timeout_sec=_PULL_TIMEOUT_SEC, environment=environment)
 
 
 def _is_set(name: str) -> bool:
