@@ -68,6 +68,10 @@ class TerminalConfig(_Config):
     ``harbor``: tmux reads the keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`.
     None: ``literal`` where the policy calls a tool with a command's text (``bash-tool``), else ``exact``."""
 
+    pager: str | None = None
+    """PAGER, GIT_PAGER, MANPAGER and SYSTEMD_PAGER of the shell, so that no pager takes the next command for keys.
+    None: ``cat`` where ``keys`` is ``literal``, elsewhere what the image sets. An empty string leaves the image's."""
+
     transport: Literal["auto", "portable", "persistent"] = "auto"
     """``persistent`` keeps a channel into the sandbox open (local, docker, apptainer); ``portable`` is one ``exec`` per
     step, on any sandbox; ``auto`` is ``persistent`` where that is available."""

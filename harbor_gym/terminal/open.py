@@ -28,6 +28,7 @@ _OPEN_TIMEOUT_SEC = 60
 
 # In a command's text a tab is a tab, and "!" recalls no earlier command.
 _LITERAL = "set +H\nbind 'set disable-completion on' 2>/dev/null\n"
+_PAGERS = ("PAGER", "GIT_PAGER", "MANPAGER", "SYSTEMD_PAGER")
 
 logger = logging.getLogger(__name__)
 
@@ -210,6 +211,9 @@ def _open_command(nonce: str, config: TerminalConfig, tools: str | None, root: s
 def _open_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tuple[object, ...]:
     sizes = (config.columns, config.rows, config.history_lines)
     rc = read_script("rc") + (_LITERAL if config.keys == "literal" else "")
+    pager = ("cat" if config.keys == "literal" else "") if config.pager is None else config.pager
+    if pager:
+        rc += "export " + " ".join(f"{name}={shlex.quote(pager)}" for name in _PAGERS) + "\n"
     return nonce, rc, *sizes, MIN_TMUX[0] * 100 + MIN_TMUX[1], tools or ""
 
 

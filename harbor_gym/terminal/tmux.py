@@ -12,6 +12,7 @@ from harbor_gym.terminal.screen import observation
 from harbor_gym.terminal.screen.capture import Capture, Pane, excerpt_of
 from harbor_gym.terminal.screen.keys import (
     MAX_KEYSTROKE_BYTES,
+    MAX_LINE_BYTES,
     count_keystroke_bytes,
     encode_keys,
 )
@@ -23,8 +24,13 @@ from harbor_gym.types import Command
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
-_WAITS = {"idle": "deadline", "untyped": "prompt"}
+_WAITS = {"idle": "deadline", "untyped": "prompt", "screen": "fullscreen"}
 """The script's own reasons for the end of a wait → their names in a turn."""
+
+_CUT = (
+    f"[a line was cut: of each line, {MAX_LINE_BYTES} bytes arrived, as the program reads whole lines from the "
+    "terminal. Write long text to a file in parts]"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -165,11 +171,13 @@ class TmuxTerminal:
             typed_line=bool(commands) and commands[-1].keystrokes.endswith("\n"),
         )
         start, overflowed = self._find_start(capture, pane, new_prompt=new_prompt)
+        notes = [header] if header else []
+        if any(capture.cut):
+            notes.append(_CUT)
         if overflowed:
-            lost = f"[earlier lines lost: the scrollback holds {self._config.history_lines}]"
-            header = f"{header}\n{lost}" if header else lost
+            notes.append(f"[earlier lines lost: the scrollback holds {self._config.history_lines}]")
         composed = observation.compose(
-            header, excerpt_of(capture, start=start), max_bytes=self._config.max_observation_bytes
+            "\n".join(notes), excerpt_of(capture, start=start), max_bytes=self._config.max_observation_bytes
         )
         waits = tuple(_WAITS.get(wait, wait) for wait in capture.waits)
         return TerminalTurn(

@@ -63,7 +63,7 @@ def run_all(
 def run_truth(
     env: BenchEnv = "local",
     rootfs: Annotated[
-        Path | None, typer.Option(help="Root file system (local): a directory or tar archive with more programs.")
+        Path | None, typer.Option(help="Root file system (local) with more programs, see tests/benchmarks/truth.")
     ] = None,
     session: Annotated[list[str] | None, typer.Option(help="Only sessions of this name; may be repeated.")] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Sessions at the same time.")] = 4,

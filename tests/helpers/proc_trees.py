@@ -34,6 +34,9 @@ class Process:
     """0: its own pid."""
 
     terminal_group: int = -1
+    terminal: int = 34816
+    """The device number of its controlling terminal: 34816 is the pane's, ``pts/0``, and 34817 is ``pts/1``."""
+
     name: str = "program"
     words: str = ""
     fds: Mapping[int, str] = field(default_factory=lambda: {0: TTY, 1: TTY, 2: TTY})
@@ -55,6 +58,8 @@ def write_tree(root: Path, processes: Sequence[Process]) -> Path:
     proc.mkdir(parents=True)
     files.mkdir()
     (root / TTY).touch()
+    (root / "pts").mkdir()
+    (root / "pts" / "1").touch()
     for process in processes:
         _write_process(proc, files, process, [other for other in processes if other.parent == process.pid])
     (proc / "uptime").write_text("1000.00 0.00\n")
@@ -82,7 +87,7 @@ def _write_process(proc: Path, files: Path, process: Process, children: Sequence
 def _write_thread(place: Path, process: Process, thread: Thread, children: Sequence[Process]) -> None:
     place.mkdir(parents=True, exist_ok=True)
     count = process.listed_threads if process.listed_threads is not None else 1 + len(process.others)
-    fields = [thread.state, process.parent, process.group or process.pid, 1, 34816, process.terminal_group]
+    fields = [thread.state, process.parent, process.group or process.pid, 1, process.terminal, process.terminal_group]
     fields += [0] * 11 + [count, 0, process.start, 0]
     # A name may contain the bracket that ends it.
     (place / "stat").write_text(f"{process.pid} ({process.name}) ) {' '.join(map(str, fields))}\n")
@@ -99,7 +104,7 @@ def _target(proc: Path, files: Path, name: str) -> Path:
     if name == TTY:
         return proc.parent / TTY
     if name.startswith("pts/"):
-        return proc.parent / name.replace("/", "-")
+        return proc.parent / name
     path = files / name
     with contextlib.suppress(FileExistsError):
         if name.startswith("pipe"):

@@ -35,8 +35,12 @@ class Capture:
     """One answer of the step script."""
 
     waits: tuple[str, ...]
-    """Per command, as in ``TerminalTurn.waits``; also ``idle`` for a deadline that passed at the shell's prompt, and
-    ``untyped`` for a command that could not be typed, and those after it."""
+    """Per command, as in ``TerminalTurn.waits``; also ``idle`` for a deadline that passed at the shell's prompt,
+    ``untyped`` for a command that could not be typed, and those after it, and ``screen`` for the text of a tool's
+    command that was not typed into a full-screen program."""
+
+    cut: tuple[bool, ...]
+    """Per command, whether a line was longer than the terminal keeps for the program that read it."""
 
     mark: str
     """The shell's latest mark when the screen was captured: ``<pid>:<count>:<exit code>:<runs>``, with a code only at a
@@ -73,7 +77,7 @@ class Capture:
         return match[2] or "" if match else ""
 
 
-NO_SESSION = Capture((), "0:0:", None, (), None, 0, 0, (), loss="no shell can be started")
+NO_SESSION = Capture((), (), "0:0:", None, (), None, 0, 0, (), loss="no shell can be started")
 """The capture of a session that does not answer any more."""
 
 
@@ -94,15 +98,18 @@ def _parse(answer: str, nonce: str) -> Capture:
     start = _find(lines, f"{nonce} step ", 0)
     end = _find(lines, f"{nonce} end", start)
     _, _, waits, mark = lines[start].split(" ")
-    known = tuple(wait for wait in waits.split(",") if wait)
+    marked = tuple(wait for wait in waits.split(",") if wait)
+    known, cut_lines = tuple(wait.removesuffix("!") for wait in marked), tuple(wait.endswith("!") for wait in marked)
     if lines[start + 1].startswith(f"{nonce} gone "):
-        return Capture(known, mark, None, (), None, 0, 0, (), loss=lines[start + 1].removeprefix(f"{nonce} gone "))
+        return Capture(
+            known, cut_lines, mark, None, (), None, 0, 0, (), loss=lines[start + 1].removeprefix(f"{nonce} gone ")
+        )
     pane = _parse_pane(lines[start + 1])
     body = lines[start + 2 : end]
     if f"\n{nonce} cut " not in answer:
         text, visible = _split_visible(body, nonce)
         text = _trim_dead(text, pane)
-        return Capture(known, mark, pane, tuple(text), None, 0, 0, tuple(visible))
+        return Capture(known, cut_lines, mark, pane, tuple(text), None, 0, 0, tuple(visible))
     cut = _find(body, f"{nonce} cut ", 0)
     total_lines, total_bytes = map(int, body[cut].split(" ")[2:])
     head = _drop_partial(body[:cut], -1)
@@ -112,6 +119,7 @@ def _parse(answer: str, nonce: str) -> Capture:
     # The counted lines include the pane's description, a separator, and a second copy of the visible lines.
     return Capture(
         known,
+        cut_lines,
         mark,
         pane,
         tuple(head),

@@ -13,12 +13,16 @@ MAX_KEYSTROKE_BYTES = 2 * 1024 * 1024
 MAX_INLINE_BYTES = 1024
 """Longer keystrokes are pasted: tmux accepts 16 KiB of arguments, and one hex word is three characters."""
 
+MAX_LINE_BYTES = 4095
+"""The bytes of a line before its end that a terminal in line mode keeps. Source: ``N_TTY_BUF_SIZE`` of Linux."""
+
 _KEY_NAME = re.compile(
     r"(C-[a-z@\[\]\\^_]|M-[!-~]|Enter|Escape|Tab|BTab|Space|BSpace|DC|IC|Up|Down|Left|Right"
     r"|Home|End|PgUp|PgDn|PageUp|PageDown|PPage|NPage|F[1-9]|F1[0-2])\n?"
 )
 
 _CONTROL = re.compile(rb"[\x01-\x08\x0b-\x1f\x7f]")  # without tab and line feed
+_LINE_END = re.compile(rb"[\r\n]")
 _SIGNAL = re.compile("[\x03\x11\x13\x1a\x1c]")
 
 
@@ -43,6 +47,11 @@ class Keys:
     def is_empty(self) -> bool:
         """Whether nothing is typed at all."""
         return self.name is None and not self.data and self.text is None
+
+    @property
+    def longest_line(self) -> int:
+        """The bytes of the longest line."""
+        return max(map(len, _LINE_END.split(self.data)))
 
 
 def encode_keystrokes(keystrokes: str) -> Keys:

@@ -10,8 +10,8 @@ Format 1, one observation per step, UTF-8, at most ``max_observation_bytes``:
 In the shell the text is everything from the line where the cursor stood after the previous step; under a
 full-screen program it is the visible screen. Headers: ``[exit code N]`` (never 0), ``[still running after S s]``,
 ``[waiting for input]``, ``[full-screen program]``, ``[session ended]``, ``[session ended, exit code N]``,
-``[nothing was typed: why]``, each about the step's last command; and, on a line of its own,
-``[earlier lines lost: the scrollback holds N]``.
+``[nothing was typed: why]``, each about the step's last command; and, each on a line of its own,
+``[a line was cut: …]`` and ``[earlier lines lost: the scrollback holds N]``.
 """
 
 from collections.abc import Sequence
@@ -167,6 +167,11 @@ def describe(wait: str | None, *, exit_code: int | None, waited_sec: float, type
             return f"[still running after {waited_sec:.1f} s]"
         case "untyped":
             return "[nothing was typed: the sandbox could not take the keystrokes; its disk may be full]"
+        case "screen":
+            return (
+                "[nothing was typed: a full-screen program has the terminal, which would take the command for keys. "
+                "Send one key: q, C-c or C-d to leave it, or C-z to stop it and then `kill -9 %%`]"
+            )
         case "fullscreen":
             return "[full-screen program]"
         case "tty_read" if typed_line:

@@ -12,13 +12,14 @@ _FUNCTION = re.compile(r"^(\w+)\(\) \{(?:[^\n]*\}|\n.*?\n\}[^\n]*(?=\n\n))\n", r
 """A function, which has no empty line and is followed by one, or takes one line."""
 _INDENTATION = re.compile(r"^ +", re.MULTILINE)
 SELDOM = (
-    "at_same_prompt", "at_shell", "await_dead_pane", "edits_hidden", "end_wait", "examine_name", "examine_panes",
-    "examine_strays", "examine_within", "find_remains", "find_source", "foreground_has_run", "foreground_runs",
-    "holds_terminal", "is_continuation", "is_counter", "is_ending", "is_go_watching", "is_internal", "is_master",
-    "is_own_pair", "is_tended_quietly", "judge", "judge_hidden", "kill_tree", "paste_keys", "print_buffer", "quote",
-    "read_limit", "read_memory", "read_note", "read_prompt", "read_syscall_as_owner", "reads_beside",
-    "reads_secret", "recall_typing", "restore", "show_again", "show_frame", "show_trimmed", "still_waits", "take_over",
-    "wait_exactly",
+    "asks", "at_same_prompt", "at_shell", "await_dead_pane", "draws_itself", "edits_hidden", "end_wait",
+    "examine_name", "examine_panes", "examine_strays", "examine_terminal", "examine_unseen", "examine_within",
+    "find_remains", "find_source", "find_within", "foreground_has_run", "foreground_runs", "holds_terminal",
+    "is_below", "is_continuation", "is_counter", "is_ending", "is_go_watching", "is_in_screen", "is_internal",
+    "is_master", "is_own_pair", "is_tended_quietly", "judge", "judge_hidden", "kill_tree", "note_timer", "paste_keys",
+    "print_buffer", "quote", "read_limit", "read_memory", "read_note", "read_prompt", "read_syscall_as_owner",
+    "reads_beside", "reads_secret", "recall_typing", "restore", "rests", "show_again", "show_frame", "show_trimmed",
+    "still_waits", "take_over", "timer_is_over", "wait_exactly", "waits_within",
 )  # fmt: skip
 """Functions of the step script that a session which only sees prompts does not call."""
 

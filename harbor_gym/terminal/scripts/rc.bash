@@ -11,8 +11,10 @@ __marks=$RANDOM __runs=
 if ((BASH_VERSINFO[0] > 4 || (BASH_VERSINFO[0] == 4 && BASH_VERSINFO[1] >= 4))); then __runs=0; fi
 PS0=$PS0'\e\\\e]7;@NONCE@ $$ $((__runs+=1,__marks+=1+RANDOM)) r\a'
 PS2=$PS2'\[\e\\\e]7;@NONCE@ $$ $((__marks+=1+RANDOM)) m\a\ek@NONCE@\e\\\]'
-# The exit code is saved before a $(...) in the user's prompt can change it.
-__prompt_begin='${__marks:0:$((__exit_code=$?,0))}'
+# The exit code is saved before a $(...) in the user's prompt can change it. A program that was killed may have left the
+# terminal in the alternate screen (which is entered first: else its end would move the cursor), with origin mode and margins
+# (whose end moves it, too: it is saved meanwhile), line drawing characters, no line wrap, insertion or a hidden cursor.
+__prompt_begin='${__marks:0:$((__exit_code=$?,0))}\[\e[?1049h\e[?1049l\e7\e[?6l\e[r\e8\e(B\017\e[?7h\e[4l\e[?25h\]'
 __prompt_end='\[\e\\\e]7;@NONCE@ $$ $((__marks+=1+RANDOM)) p $__exit_code${__runs:+ $__runs}\a\ek@NONCE@\e\\\]'
 
 # Marks a PS1 that is not marked yet. A loop over an empty list runs no command: no trap fires, `set -x` prints nothing.

@@ -5,11 +5,11 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.terminal.screen.capture import Capture
-from harbor_gym.terminal.screen.keys import MAX_INLINE_BYTES, Keys
+from harbor_gym.terminal.screen.keys import MAX_INLINE_BYTES, MAX_LINE_BYTES, Keys
 from harbor_gym.types import Command
 
 LONG_PAYLOAD_BYTES = 100_000
@@ -23,7 +23,9 @@ class TypedInput:
     wait: str
     """Milliseconds, ``<busy>/<idle>`` or ``=<exactly>``."""
 
-    kind: Literal["none", "keys", "hex", "text", "base64", "file"]
+    kind: str
+    """``none``, ``keys``, ``hex``, ``text``, ``base64`` or ``file``; with ``-tool`` for the text of a tool's command,
+    and ``-long`` for a line that a terminal in line mode cuts."""
 
     payload: str
     """Free of white space and of characters that a shell interprets."""
@@ -76,7 +78,7 @@ class Step:
                 # The size in the name lets the script check that the whole file has arrived: the disk may be full.
                 name = f"keys-{secrets.token_hex(4)}.{len(typed_input.payload)}"
                 files[name] = typed_input.payload
-                typed_input = replace(typed_input, kind="file", payload=name)
+                typed_input = replace(typed_input, kind=typed_input.kind.replace("base64", "file"), payload=name)
             room -= len(typed_input.payload)
             inputs.append(typed_input)
         return replace(self, inputs=tuple(inputs)), files
@@ -118,7 +120,7 @@ class Transport(Protocol):
 def make_step(commands: Sequence[Command], keys: Sequence[Keys], *, first_number: int, config: TerminalConfig) -> Step:
     """Return one turn's commands as a step."""
     inputs = tuple(
-        TypedInput(_wait(command.duration_sec, config), *_encode(typed))
+        TypedInput(_wait(command.duration_sec, config), *_encode(typed, is_tool=config.keys == "literal"))
         for command, typed in zip(commands, keys, strict=True)
     )
     return Step(_nonce(), _capture_bytes(config), first_number, inputs)
@@ -146,13 +148,14 @@ def _wait(duration_sec: float, config: TerminalConfig) -> str:
     return f"{round(busy * 1000)}/{round(given * 1000)}"
 
 
-def _encode(keys: Keys) -> tuple[Literal["none", "keys", "hex", "text", "base64"], str]:
+def _encode(keys: Keys, *, is_tool: bool) -> tuple[str, str]:
     if keys.is_empty:
         return "none", "-"
     if keys.name is not None:
         return "keys", keys.name
     if keys.text is not None:
         return "text", keys.text.encode().hex(",")
+    suffix = "-tool" * is_tool + "-long" * (keys.longest_line > MAX_LINE_BYTES)
     if len(keys.data) <= MAX_INLINE_BYTES:
-        return "hex", keys.data.hex(",")
-    return "base64", base64.b64encode(keys.data).decode()
+        return f"hex{suffix}", keys.data.hex(",")
+    return f"base64{suffix}", base64.b64encode(keys.data).decode()

@@ -587,6 +587,217 @@ _HARD = (
     ),
 )
 
+_UNSEEN = """\
+import ctypes, os, pty, select, subprocess, sys, termios, tty
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: the kernel reports nothing about this process, as about apt
+how, command, limit = sys.argv[1], sys.argv[2], float(sys.argv[3]) or None
+master, terminal = pty.openpty()
+if how == "session":
+    if not (pid := os.fork()):
+        os.login_tty(terminal)
+        os.execvp("sh", ["sh", "-c", command])
+elif how == "input":
+    subprocess.Popen(["sh", "-c", command], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+else:
+    child = subprocess.Popen(["sh", "-c", command], stdin=-1, stdout=-1, start_new_session=True)
+    master = os.dup(child.stdout.fileno())
+os.close(terminal)
+before = termios.tcgetattr(0)
+tty.setraw(0)
+try:
+    while True:
+        ready, _, _ = select.select([0, master], [], [], limit)
+        if master in ready:
+            if not (data := os.read(master, 1024)):
+                break
+            os.write(1, data)
+        if 0 in ready:
+            os.write(master, os.read(0, 1024))
+except OSError:
+    pass
+finally:
+    termios.tcsetattr(0, termios.TCSADRAIN, before)
+"""
+"""Passes keys on to a terminal, or a pipe, of a child, and is not dumpable."""
+
+_PACKAGES = r"""
+mkdir -p /tmp/debs
+make() {
+    mkdir -p /tmp/debs/$1/DEBIAN
+    printf '%s\n' "Package: $1" 'Version: 1' 'Architecture: all' 'Maintainer: a <a@example.org>' 'Description: a test' \
+        >/tmp/debs/$1/DEBIAN/control
+    printf '%s\n' "$2" >/tmp/debs/$1/DEBIAN/postinst
+    chmod 755 /tmp/debs/$1/DEBIAN/postinst
+    dpkg-deb -b /tmp/debs/$1 /tmp/debs/$1.deb
+}
+for sec in 0.5 1.7 5; do
+    make quiet-$sec "#!/bin/sh
+sleep $sec"
+done
+make asks '#!/bin/sh
+sleep 1
+printf "Really? "
+read x
+sleep 1.2
+echo got:$x'
+"""
+"""Packages whose maintainer scripts are silent for a while, or ask."""
+
+_INSTALLED = tuple(
+    step
+    for number, (program, sec) in enumerate(
+        (program, sec) for program in ("apt-get install -y", "apt install -y", "dpkg -i") for sec in ("0.5", "1.7", "5")
+    )
+    for step in (
+        TruthStep(f"{program} /tmp/debs/quiet-{sec}.deb; dpkg -P quiet-{sec}\n", "prompt", deadline_sec=40.0),
+        TruthStep(f"echo L{number:06}\n", "prompt", lines=(f"L{number:06}",)),
+    )
+)
+
+_PASSED_ON = (
+    _session(
+        "apt",
+        *_INSTALLED,
+        _slow("apt-get install -y /tmp/debs/asks.deb\n", "input"),
+        ("yes\n", "prompt"),
+        ("dpkg -P asks\n", "prompt"),
+        needs="apt-get dpkg-deb",
+        setup=_PACKAGES,
+        is_alone=True,  # dpkg has one lock
+    ),
+    _session(
+        "who passes keys on unseen",
+        *(
+            TruthStep(f"python3 /tmp/unseen.py {how} 'sleep 1.7; echo done' {limit}\n", "prompt", deadline_sec=20.0)
+            for how in ("session", "input", "pipe")
+            for limit in ("0", "0.05")
+        ),
+        _slow("python3 /tmp/unseen.py session 'sleep 1; read x; sleep 1.2; echo $x' 0.05\n", "input"),
+        ("one\n", "prompt"),
+        _slow("python3 /tmp/unseen.py input 'read x; sleep 1.2; echo $x' 0\n", "input"),
+        ("two\n", "prompt"),
+        needs="python3",
+        setup=_script("unseen.py", _UNSEEN),
+    ),
+    _session(
+        "sudo in a terminal of its own",
+        _slow("sudo -i\n", "input"),
+        ("sleep 1.5; echo slept\n", "input"),
+        ("cat\n", "input"),
+        ("C-d", "input"),
+        ("exit\n", "prompt"),
+        _slow("sudo -u nobody python3 -q\n", "input"),
+        ("import time; time.sleep(1.5); 1\n", "input"),
+        ("exit()\n", "prompt"),
+        _slow("sudo -u nobody sleep 1.5\n", "prompt"),
+        needs="sudo python3",
+        setup="echo 'Defaults use_pty,lecture=never' >/etc/sudoers.d/terminal; chmod 440 /etc/sudoers.d/terminal",
+    ),
+    _session(
+        "vim's own terminal",
+        _slow("vim -u NONE -c term\n", "screen"),
+        ("sleep 1; echo one\n", "screen"),
+        ("cat\n", "screen"),
+        ("C-d", "screen"),
+        ("exit\n", "screen"),
+        (":qa!\n", "prompt"),
+        needs="vim.basic",
+    ),
+)
+
+_INTERFACES = (
+    _session(
+        "Ink",
+        _slow("ink-keys\n", "input"),
+        ("a", "input"),
+        ("b", "input"),
+        ("q", "prompt"),
+        needs="ink-keys",
+    ),
+    _session(
+        "questions of node",
+        _slow("inquirer-asks\n", "input"),
+        ("Ada\n", "input"),
+        ("y\n", "input"),
+        ("\n", "prompt"),
+        _slow("clack-asks\n", "input"),
+        ("Ada\n", "input"),
+        ("y", "prompt"),
+        _slow("mkdir -p /tmp/npm-$$; cd /tmp/npm-$$; npm init\n", "input"),
+        ("x\n", "input"),
+        ("C-c", "prompt"),
+        _slow("node\n", "input"),
+        ("await new Promise(r => setTimeout(r, 4100))\n", "input"),
+        (".exit\n", "prompt"),
+        needs="node npm inquirer-asks clack-asks",
+    ),
+    _session(
+        "Textual",
+        _slow("textual-late 1.2\n", "screen"),
+        ("a", "screen"),
+        ("q", "prompt"),
+        _slow("textual-late 0.4\n", "screen"),
+        ("a", "screen"),
+        ("q", "prompt"),
+        needs="textual-late",
+    ),
+    _session(
+        "beside a reader",
+        TruthStep("python3 /tmp/talks.py\n", "input", repaints=True),
+        TruthStep("a\n", "input", repaints=True),
+        ("q\n", "prompt"),
+        _slow("python3 /tmp/stopped.py\n", "input"),
+        ("a\n", "input"),
+        ("q\n", "prompt"),
+        needs="python3",
+        setup=_script(
+            "talks.py",
+            "import threading, time\ndef talk():\n    while True:\n        time.sleep(6)\n        print('tick')\n"
+            "threading.Thread(target=talk, daemon=True).start()\nwhile input('? ') != 'q':\n    print('got')",
+        )
+        + _script(
+            "stopped.py",
+            "import os, signal, subprocess\np = subprocess.Popen(['sleep', '100'])\nos.kill(p.pid, signal.SIGSTOP)\n"
+            "while input('? ') != 'q':\n    print('got')\np.kill()",
+        ),
+    ),
+    _session(
+        "an editor that is started with other rights",
+        ("crontab -e\n", "input"),
+        ("1\n", "input"),
+        ("q\n", "prompt"),
+        needs="crontab ed",
+        setup='printf \'#!/bin/sh\nread -p "which? " x\nexec ed "$1"\n\' >/usr/bin/ask-editor; '
+        "chmod 755 /usr/bin/ask-editor; echo 'export EDITOR=ask-editor' >>/root/.bashrc",
+    ),
+)
+
+_LEFT_BEHIND = (
+    _session(
+        "a screen that was left on",
+        ("sh -c 'printf \"\\033[3;7r\\033[?6h\\033(0\"; kill -9 $$'\n", "prompt"),
+        ("clear\n", "prompt"),
+        _numbered(1, 200),
+        ("sh -c 'tput smcup; echo in; kill -9 $$'\n", "prompt"),
+        _numbered(201, 400),
+        needs="tput",
+    ),
+    _session(
+        "dash",
+        ("dash\n", "input"),
+        ("stty -icrnl\n", "input"),
+        ("sleep 0.6; echo one\n", "input"),
+        ("stty raw -echo\n", "input"),
+        ("sleep 0.6; echo two\n", "input"),
+        ("sleep 0.6\n", "input"),
+        ("exit\n", "prompt"),
+        ("exec dash\n", "input"),
+        ("stty raw\n", "input"),
+        ("sleep 0.6; echo three\n", "input"),
+        needs="dash",
+    ),
+)
+
 _SIZES = (1, 37, 38, 39, 40, 41, 200, 999)
 """Lines at once: about a screen, and more than one."""
 
@@ -652,10 +863,13 @@ _SHORT = (
     "node beside others",
     "fzf",
     "a full disk",
+    "who passes keys on unseen",
+    "a screen that was left on",
+    "dash",
 )
 
 
 def make_sessions(*, reduced: bool = False) -> tuple[Session, ...]:
     """Return the sessions; ``reduced`` returns the few that find most."""
-    every = _SHELL + _INTERPRETERS + _HARD + _SCREENS + _LINES + _DAMAGED
+    every = _SHELL + _INTERPRETERS + _HARD + _PASSED_ON + _INTERFACES + _SCREENS + _LINES + _LEFT_BEHIND + _DAMAGED
     return tuple(session for session in every if not reduced or session.name in _SHORT)

@@ -171,3 +171,31 @@ def test_keys_that_are_named_are_kept(tmp_path: Path) -> None:
     assert keys() == keys(action_format="keystrokes") == "exact"
     assert keys(action_format="bash-tool") == "literal"
     assert keys(action_format="bash-tool", terminal={"keys": "exact"}) == "exact"
+
+
+async def test_no_pager_takes_the_next_command_for_keys(terminal: Terminal) -> None:
+    turn = await enter(terminal, 'env | grep -c "^[A-Z_]*PAGER=cat$"; seq 200 | ${PAGER:-less}')
+    assert (turn.waits, turn.text.splitlines()[1:3]) == (("prompt",), ["4", "1"])
+
+
+async def test_the_images_pager_can_be_kept(sandbox: LocalSandbox, config: TerminalConfig) -> None:
+    terminal = await open_terminal(sandbox, config.model_copy(update={"pager": ""}))
+    assert (await enter(terminal, "env | grep -c PAGER=")).text.endswith("\n0\n$")
+    await terminal.close()
+
+
+async def test_a_command_is_not_typed_into_a_full_screen_program(terminal: Terminal) -> None:
+    await enter(terminal, "seq 500 | less")
+    turn = await enter(terminal, "rm -rf /srv/*")
+    assert (turn.waits, turn.exit_code) == (("fullscreen",), None)
+    assert turn.text.startswith("[nothing was typed: a full-screen program has the terminal")
+    assert "\n1\n2\n" in turn.text
+    # One character is a key.
+    assert (await enter(terminal, "q")).waits == ("prompt",)
+    assert (await enter(terminal, "echo left")).text.endswith("$ echo left\nleft\n$")
+
+
+async def test_a_command_is_typed_into_a_shell_in_a_screen_that_a_killed_program_left(terminal: Terminal) -> None:
+    await enter(terminal, "bash --norc")
+    await enter(terminal, "sh -c 'printf \"\\033[?1049h\"; kill -9 $$'")
+    assert "\nhere\n" in (await enter(terminal, "echo here")).text

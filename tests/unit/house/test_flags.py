@@ -52,6 +52,7 @@ GIVEN = {
     "terminal-max-wait-sec": ("9.5", 9.5),
     "terminal-wait": ("exact", "exact"),
     "terminal-keys": ("harbor", "harbor"),
+    "terminal-pager": ("more", "more"),
     "terminal-transport": ("portable", "portable"),
 }
 """Flag of an episode's settings → the typed value, and the configuration's value then."""

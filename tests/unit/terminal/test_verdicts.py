@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,11 @@ _MODES = {
     "secret": "speed 38400; min = 1; time = 0;\nisig icanon -echo echoe\n",
 }
 _HARNESS = """
-tty=$ROOT/tty proc=$ROOT/proc shell=10 server=5 needs_run=1 keys_end_line=1 kind=r mark=10:7: typed=10:6:
-modes_now=$MODES now=100000 is_full=$FULL
+tty=$ROOT/tty proc=$ROOT/proc pts=$ROOT/pts shell=10 server=5 needs_run=1 keys_end_line=1 kind=r mark=10:7: typed=10:6:
+modes_now=$MODES now=100000 started=$((now - SINCE)) is_full=$FULL
 stty() { printf %s "$modes_now"; }
 read_clock() { :; }
-read_screen() { is_dead=0 is_full=$FULL screen="0 $FULL ${#TEXT} 0 0"$'\\n'"$TEXT"; }
+read_screen() { is_dead=0 is_full=$FULL screen="0 $FULL ${#TEXT} 0 0 $CURSOR"$'\\n'"$TEXT"; }
 read_mark() { :; }
 await_news() { :; }
 eval "runtimes=($BEFORE)"
@@ -37,6 +38,8 @@ if examine "$HOW"; then echo -n waits; else echo -n works; fi
 echo " $patience${is_mixed:+ mixed}${is_hidden:+ hidden}${is_relayed:+ relayed}${is_tended:+ tended}"
 """
 _LOOK = """
+due=$DUE
+[ -z "$LOOKED" ] || { examine thorough; last_evidence=$evidence evidence_since=$((now - IDLE)); }
 find_foreground; sum_runtimes; read_screen
 last_screen=$screen last_spent=$spent spent_then=$spent polls=$POLLS raw_looks=2
 quiet_since=$((now - QUIET)) idle_since=$((now - IDLE)) why=''
@@ -64,7 +67,6 @@ echo "$looks $kind"
 def ask(root: Path, script: str, processes: Sequence[Process], **settings: object) -> str:
     """Return the output of a piece of the script in a fake tree."""
     write_tree(root, processes)
-    (root / "pts-1").touch()
     given: dict[str, object] = {
         "ROOT": root,
         "MODES": _MODES["cooked"],
@@ -74,7 +76,16 @@ def ask(root: Path, script: str, processes: Sequence[Process], **settings: objec
         "STATEMENT": "",
         "BEFORE": "",
     }
-    given |= {"HOW": "thorough", "POLLS": 0, "QUIET": 400, "IDLE": 400, **settings}
+    given |= {
+        "HOW": "thorough",
+        "POLLS": 0,
+        "QUIET": 400,
+        "IDLE": 400,
+        "SINCE": 400,
+        "DUE": "",
+        "CURSOR": 1,
+        **settings,
+    }
     variables = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in given.items())
     text = f"HOSTTYPE=x86_64\nset -- load\n{read_script('step')}\n{variables}{_HARNESS}{script}"
     done = subprocess.run(["bash"], input=text, capture_output=True, text=True, check=True)
@@ -116,9 +127,33 @@ class Row:
     statement: str = ""
     """The line that the statement began on that the keys went on with."""
 
+    since: int = 400
+    """Milliseconds since the keys."""
+
+    cursor: int = 1
+    """Whether the cursor is shown."""
+
 
 _TWO_FDS = {0x1000: [0b1001]}
 """A select mask of the descriptors 0 and 3."""
+
+UNSEEN = Process(LEADER, SHELL, Thread(), LEADER, LEADER, fds={})
+"""A process of which the kernel reports nothing, as of apt after it has changed its user."""
+
+WITHIN: dict[str, Any] = {"terminal_group": 21, "terminal": 34817, "fds": {0: "pts/1"}}
+STRAY: dict[str, Any] = {"terminal_group": -1, "terminal": 0, "fds": {0: "pts/1"}}
+"""A process in another terminal, and one that has it only for its input."""
+
+NODE = program(
+    EPOLL,
+    4,
+    0,
+    8,
+    6000,
+    fds={0: TTY, 4: "e", 5: "n"},
+    fdinfo={4: "tfd: 0\ntfd: 5\n", 5: "eventfd-count: 0\n"},
+)
+"""It reads, with the timer that V8 has after some work."""
 
 ROWS = (
     Row("reads the terminal", [shell(), program(READ, 0)], "waits forever", "tty_read"),
@@ -310,6 +345,13 @@ ROWS = (
         before="[10]=5000",
     ),
     Row(
+        "a read that comes back in seconds, of which some are over",
+        [shell(), program(SELECT, 1, 0x1000, 0, 0, 0x2000, memory={0x2000: [5, 0, 0, 0]})],
+        "waits limited",
+        before="[10]=5000",
+        since=2001,
+    ),
+    Row(
         "a read that comes back in seconds, begun before",
         [shell(), program(SELECT, 1, 0x1000, 0, 0, 0x2000, memory={0x2000: [5, 0, 0, 0]})],
         "waits limited",
@@ -424,18 +466,7 @@ ROWS = (
     *(
         Row(
             f"node and a timer: {text!r} at the cursor after {prompt!r}{statement and ' of ' + statement}, {modes}",
-            [
-                shell(),
-                program(
-                    EPOLL,
-                    4,
-                    0,
-                    8,
-                    6000,
-                    fds={0: TTY, 4: "e", 5: "n"},
-                    fdinfo={4: "tfd: 0\ntfd: 5\n", 5: "eventfd-count: 0\n"},
-                ),
-            ],
+            [shell(), NODE],
             "waits timed",
             looked,
             modes=modes,
@@ -451,11 +482,11 @@ ROWS = (
             ("> ", "... ", "> f() {", "raw", "tty_read"),
             ("> ", "..... ", "> f() {", "raw", "tty_read"),
             ("> ", "| ", "> f() {", "raw", "tty_read"),
-            ("> ", "... ", "> f() {", "cooked", "on"),
+            ("> ", "... ", "> f() {", "cooked", "tty_read"),
             ("> ", "... ", "", "raw", "on"),
             ("f()", "... ", "> f() {", "raw", "on"),
             ("", "... ", "> f() {", "raw", "on"),
-            ("> ", "> ", "", "cooked", "on"),
+            ("> ", "> ", "", "cooked", "tty_read"),
             ("", "> ", "", "raw", "on"),
             ("> 1", "> ", "", "raw", "on"),
             ("> ", "", "", "raw", "on"),
@@ -504,7 +535,9 @@ ROWS = (
             [
                 shell(),
                 program(SELECT, 4, 0x1000, memory=_TWO_FDS, fds={0: TTY, 3: "m"}, fdinfo={3: "tty-index:\t1\n"}),
-                Process(21, LEADER, Thread((call, 0)), terminal_group=21, fds={0: "pts/1"}, runtime=runtime),
+                Process(
+                    21, LEADER, Thread((call, 0)), terminal_group=21, terminal=34817, fds={0: "pts/1"}, runtime=runtime
+                ),
             ],
             examined,
             looked,
@@ -516,6 +549,180 @@ ROWS = (
             (READ, 5000, "works forever", "on"),
             (SLEEP, 6000, "works forever", "on"),
             (WAIT, 6000, "works forever", "on"),
+        )
+    ),
+    *(
+        Row(
+            f"who is not reported holds the terminal raw around one in which a program {what}",
+            [shell(), UNSEEN, Process(21, LEADER, Thread(call, state), **inner)],
+            examined,
+            looked,
+            modes="raw",
+            idle=idle,
+        )
+        for what, call, state, idle, inner, examined, looked in (
+            ("sleeps", (SLEEP, 0), "S", 400, WITHIN, "works forever", "on"),
+            ("runs", (READ, 0), "R", 400, WITHIN, "works forever", "on"),
+            ("waits for a child that is gone", (WAIT, 0), "S", 400, WITHIN, "works forever", "on"),
+            ("reads", (READ, 0), "S", 400, WITHIN, "waits forever relayed", "tty_read"),
+            ("has only begun to read", (READ, 0), "S", 300, WITHIN, "waits forever relayed", "on"),
+            ("is not reported, too", None, "S", 9000, WITHIN, "waits forever hidden", "on"),
+            ("reads, without having it for its own", (READ, 0), "S", 400, STRAY, "waits forever relayed", "tty_read"),
+            ("sleeps, without having it for its own", (SLEEP, 0), "S", 9000, STRAY, "works forever", "on"),
+        )
+    ),
+    Row(
+        "who is not reported holds it raw around a terminal in line mode",
+        [shell(), UNSEEN, Process(21, LEADER, Thread((READ, 0)), **WITHIN)],
+        "waits forever relayed",
+        modes="cooked",
+    ),
+    *(
+        Row(
+            f"who is not reported holds it raw, and a process of no terminal behind a pipe {what}",
+            [shell(), UNSEEN, Process(21, LEADER, Thread(call), terminal=0, fds={0: "file", 1: "pipe"})],
+            examined,
+            looked,
+            modes="raw",
+        )
+        for what, call, examined, looked in (
+            ("sleeps", (SLEEP, 0), "works forever", "on"),
+            ("waits for it", (READ, 0), "waits forever hidden", "tty_read"),
+        )
+    ),
+    *(
+        Row(
+            f"who is not reported holds it raw{what}",
+            [shell(), UNSEEN],
+            "waits forever hidden",
+            looked,
+            modes="raw",
+            idle=idle,
+            text=text,
+            prompt="> ",
+        )
+        for what, idle, text, looked in (
+            (", and was at work a moment ago", 300, "text", "on"),
+            (", and shows the prompt of before again, though it looks up often", 40, "> ", "tty_read"),
+        )
+    ),
+    Row(
+        "who is not reported waits for a child, which reads",
+        [shell(), UNSEEN, program(READ, 0, pid=21, parent=LEADER)],
+        "waits forever",
+        "tty_read",
+    ),
+    Row(
+        "who is not reported waits for a child, which sleeps",
+        [shell(), UNSEEN, program(SLEEP, 0, pid=21, parent=LEADER)],
+        "works forever",
+    ),
+    *(
+        Row(
+            f"sudo passes keys on to a terminal of its own, where a shell reads; its helper {what}",
+            [
+                shell(),
+                program(
+                    POLL,
+                    0x1000,
+                    3,
+                    FOREVER,
+                    memory={0x1000: [0, 1, 3, 1, 5, 1]},
+                    fds={0: TTY, 3: "m", 5: "pipe"},
+                    fdinfo={3: "tty-index:\t1\n"},
+                ),
+                Process(21, LEADER, Thread(call), terminal_group=22, terminal=34817, fds={0: "pts/1", 5: "pipe"}),
+                Process(22, 21, Thread((READ, 0)), terminal_group=22, terminal=34817, fds={0: "pts/1"}),
+            ],
+            examined,
+            looked,
+            modes="raw",
+        )
+        for what, call, examined, looked in (
+            ("waits for it", (POLL, 0x1000, 1, FOREVER), "waits forever", "tty_read"),
+            ("has a timer", (POLL, 0x1000, 1, 3000), "waits forever mixed", "on"),
+        )
+    ),
+    Row(
+        "a reader beside a child that was stopped",
+        [shell(), program(READ, 0), Process(21, LEADER, Thread((SLEEP, 0), "T"), LEADER, LEADER)],
+        "waits forever",
+        "tty_read",
+    ),
+    *(
+        Row(
+            f"node has a timer of its own, which is no sign of work for {idle} ms: {text!r} at the cursor, {modes}",
+            [shell(), NODE],
+            "waits timed",
+            looked,
+            modes=modes,
+            idle=idle,
+            quiet=idle,
+            text=text,
+            cursor=cursor,
+        )
+        for idle, text, cursor, modes, looked in (
+            (2000, "name ", 1, "raw", "tty_read"),
+            (1900, "name ", 1, "raw", "on"),
+            (2000, "", 1, "raw", "on"),
+            (2000, "", 0, "raw", "tty_read"),
+            (2000, "name ", 1, "cooked", "on"),
+            (2000, "name? ", 1, "cooked", "tty_read"),
+        )
+    ),
+    *(
+        Row(
+            f"a thread reads, another sleeps, {quiet} ms after {text!r}",
+            [shell(), program(SLEEP, 0, others=[Thread((READ, 0))])],
+            "works forever",
+            looked,
+            quiet=quiet,
+            text=text,
+        )
+        for quiet, text, looked in ((2000, "? ", "tty_read"), (1900, "? ", "on"), (2000, "busy", "on"))
+    ),
+    *(
+        Row(
+            f"a full screen whose loop has a timer of {timer} ms, {since} ms after the keys",
+            [shell(), program(EPOLL, 4, 0, 8, timer, fds={0: TTY, 4: "e"}, fdinfo={4: ""}, others=[Thread((READ, 0))])],
+            "waits forever tended",
+            looked,
+            full=1,
+            since=since,
+        )
+        for timer, since, looked in (
+            (1200, 400, "on"),
+            (1200, 1990, "on"),
+            (1200, 2000, "fullscreen"),
+            (3000, 400, "fullscreen"),
+        )
+    ),
+    *(
+        Row(
+            f"a full screen around a terminal in which a program {what}",
+            [
+                shell(),
+                program(
+                    SELECT,
+                    4,
+                    0x1000,
+                    0,
+                    0,
+                    0x2000,
+                    memory=_TWO_FDS | {0x2000: [4, 0, 0, 0]},
+                    fds={0: TTY, 3: "m"},
+                    fdinfo={3: "tty-index:\t1\n"},
+                ),
+                Process(21, LEADER, Thread(call, state), **WITHIN),
+            ],
+            "waits timed mixed",
+            looked,
+            full=1,
+        )
+        for what, call, state, looked in (
+            ("sleeps", (SLEEP, 0), "S", "on"),
+            ("reads", (READ, 0), "S", "fullscreen"),
+            ("was stopped", (SLEEP, 0), "T", "fullscreen"),
         )
     ),
     Row(
@@ -530,7 +737,7 @@ ROWS = (
 def test_what_is_found_in_a_tree(row: Row, tmp_path: Path) -> None:
     settings = {"MODES": _MODES[row.modes], "FULL": row.full, "POLLS": row.polls, "BEFORE": row.before}
     settings |= {"QUIET": row.quiet, "IDLE": row.idle, "TEXT": row.text, "PROMPT": row.prompt}
-    settings["STATEMENT"] = row.statement
+    settings |= {"STATEMENT": row.statement, "SINCE": row.since, "CURSOR": row.cursor, "DUE": 99_000, "LOOKED": 1}
     answer = ask(tmp_path, _EXAMINE + _LOOK, [SERVER, *row.tree], **settings)
     assert answer.splitlines() == [row.examined, row.looked]
 
@@ -585,11 +792,13 @@ def test_a_statement_begins_on_the_line_above_those_that_go_on_with_it(
         ([shell(), program(READ, 0)], {"MODES": "speed; min = 0; time = 1;\n-icanon \n"}, "on"),
         ([shell(), program(SLEEP, 0)], {}, "on"),
         ([shell(), program(SELECT, 1, 0x1000, 0, 0, 0x2000)], {"MODES": _MODES["raw"]}, "on"),
-        ([shell(), program(SELECT, 1, 0x1000, 0, 0, 0x2000)], {"FULL": 1}, "fullscreen"),
+        ([shell(), program(SELECT, 1, 0x1000, 0, 0, 0x2000, memory={0x2000: [4, 0, 0, 0]})], {"FULL": 1}, "fullscreen"),
+        # Its timer is about to end.
+        ([shell(), program(SELECT, 1, 0x1000, 0, 0, 0x2000, memory={0x2000: [1, 0, 0, 0]})], {"FULL": 1}, "on"),
         # A verdict that reads memory is not given at once.
         ([shell(), program(POLL, 0x1000, 1, FOREVER, memory={0x1000: [0, 1]})], {}, "on"),
         # The screen still has to show the terminal's own answer.
-        ([shell(), program(READ, 0)], {"UNTYPED": "0 0 4 0 0\ntext"}, "on"),
+        ([shell(), program(READ, 0)], {"UNTYPED": "0 0 4 0 0 1\ntext"}, "on"),
     ],
 )
 def test_what_has_settled_at_once(

@@ -26,13 +26,15 @@
 #   typed        the mark from before the keys          screen is_dead is_full   what the pane shows, and its state
 #   state_line   the first line of screen                tell_mark   the command by which tmux prints it and the mark
 # The kernel's view (4-processes, 5-verdicts):
-#   state group terminal_group threads    of the process that was read last      runtime  its time on a processor
+#   state group terminal terminal_group threads   of the process that was read last    runtime  its time on a processor
 #   call first … fifth                    the system call that it waits in       modes    the terminal's
 #   foreground members                    the terminal's foreground group
 #   descendants                           the shell and all below it  runtimes of them, before the keys
+#   parents strangers                     of the descendants; those that have another terminal, or none
+#   terminals_within within               see `find_within` and `examine_within`
 #   thread_counts                         of them and the members     tasks     the paths of a process's threads
 #   limit                                 see `read_limit`            prompt statement   see `read_prompt`
-#   evidence patience is_hidden is_mixed has_peers is_relayed is_tended is_go  see `examine`
+#   evidence patience reader is_hidden is_mixed has_peers is_relayed is_tended is_go timer   see `examine`
 #   blocker blocker_ran is_asleep         see `note_blocker`
 #   terminals                             the descriptors that another user's process has of the terminal
 # The step (6-waiting … 9-serving):
@@ -64,10 +66,10 @@ if [ "$1" != load ]; then
     session=@${dir##*/.terminal-} tmux='' step=$BASH_EXECUTION_STRING seldom=''
 fi
 # Not from the environment, which is the image's: the tests of the verdicts replace it after loading.
-proc=/proc
+proc=/proc pts=/dev/pts
 signed=-1 held='' answer=() reply='' to='' from='' client='' is_resident='' asked=0 news='' mark=0:0: kind=''
 taken='' taken_mark=0:0: taken_kind=''
-quiet_ms=120 soon_sec=0.005 settle_sec=0.015 settle_next=0.015 patience_sec=0.01 polling_ms=350 tended_ms=2000 long_sec=3
+quiet_ms=120 soon_sec=0.005 settle_sec=0.015 settle_next=0.015 patience_sec=0.01 polling_ms=350 tended_ms=2000 long_ms=3000
 case $HOSTTYPE in
     x86_64)
         sys_read=0 sys_write=1 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 34 '

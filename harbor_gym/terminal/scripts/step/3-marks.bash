@@ -29,7 +29,7 @@ is_new_mark() {
 
 at_new_prompt() { [[ $kind == [pm] ]] && is_new_mark; }
 
-tell_mark="display-message -p -t %0 '|#{pane_dead} #{alternate_on} #{cursor_x} #{cursor_y} #{history_size}|#{pane_path}'"
+tell_mark="display-message -p -t %0 '|#{pane_dead} #{alternate_on} #{cursor_x} #{cursor_y} #{history_size} #{cursor_flag}|#{pane_path}'"
 
 # Asks for the mark, and for the other commands that are given.
 read_mark() { query_raw "$tell_mark" "$@" && take_reply_mark; }

@@ -1,7 +1,7 @@
 # The kernel's reports on the processes in the terminal.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# Sets state, group, terminal_group, threads of a process or thread; false when it is gone or a zombie.
+# Sets state, group, terminal, terminal_group, threads of a process or thread; false when it is gone or a zombie.
 read_stat() {
     local parts
     state=
@@ -10,7 +10,7 @@ read_stat() {
     ((${#parts[@]})) || return 1
     # shellcheck disable=SC2086
     set -- ${parts[${#parts[@]}-1]}
-    state=$1 group=$3 terminal_group=$6 threads=${18}
+    state=$1 group=$3 terminal=$5 terminal_group=$6 threads=${18}
     [[ $state != [ZX] ]]
 }
 
@@ -64,14 +64,14 @@ read_modes() { modes=$(stty -F "$tty" -a) && [ -n "$modes" ]; }
 is_raw() { read_modes && [[ $modes == *-icanon* ]]; }
 is_forever() { [[ $1 == 0xffffffff || $1 == 0xffffffffffffffff ]]; }
 
-# Sets members to the processes of the terminal's foreground group, or to none if the kernel does not report it; and
-# descendants to the shell and all processes below it.
+# Sets members to the processes of the terminal's foreground group, or to none if the kernel does not report it; descendants
+# to the shell and all processes below it, with their parents; and strangers to those of them that have another terminal,
+# or none.
 find_foreground() {
-    local pid child children list i
-    members=() descendants=("$shell") thread_counts=()
+    local pid child children list i own
+    members=() descendants=("$shell") thread_counts=() parents=() strangers=()
     read_stat "$shell" || return
-    foreground=$terminal_group
-    ((foreground > 0)) || return
+    foreground=$terminal_group own=$terminal
     thread_counts[shell]=$threads
     [[ $group == "$foreground" ]] && members+=("$shell")
     for ((i = 0; i < ${#descendants[@]} && i < 200; i++)); do
@@ -82,13 +82,16 @@ find_foreground() {
             read -r children <"$list/children"
             for child in $children; do
                 descendants+=("$child")
-                read_stat "$child" && [[ $group == "$foreground" ]] && members+=("$child")
+                parents[child]=$pid
+                if read_stat "$child"; then
+                    if [[ $terminal != "$own" ]]; then strangers+=("$child"); elif [[ $group == "$foreground" ]]; then members+=("$child"); fi
+                fi
                 thread_counts[child]=$threads
             done
         done
     done
     # The leader may descend from another process than the shell.
-    [[ " ${members[*]} " == *" $foreground "* ]] || {
+    ((foreground <= 0)) || [[ " ${members[*]} " == *" $foreground "* ]] || {
         read_stat "$foreground" && members+=("$foreground") thread_counts[foreground]=$threads
     }
 }
@@ -150,12 +153,12 @@ shell_is_idle() {
 # Prints words of process $1's memory at address $2 ($3 of them), as unsigned numbers of four bytes.
 read_memory() { dd "if=$proc/$1/mem" bs=4 skip=$(($2 / 4)) count="$3" | od -An -v -tu4; }
 
-# Sets limit to the whole seconds after which the system call that was read last returns: $1 is the process.
+# Sets limit to the time in ms after which the system call that was read last returns: $1 is the process.
 read_limit() {
-    local place milliseconds=''
-    limit=0
+    local place words milliseconds='' per_ms=1000000
     if [[ $sys_select == *" $call "* ]]; then
         place=$fifth
+        [ "$call" != 23 ] || per_ms=1000
     elif [[ $sys_timespec == *" $call "* ]]; then
         place=$third
     elif [ "$call" = "$sys_futex" ]; then
@@ -166,9 +169,11 @@ read_limit() {
         milliseconds=$fourth
     fi
     if [ -n "$milliseconds" ]; then
-        limit=$((milliseconds / 1000))
+        limit=$((milliseconds))
     else
-        limit=$(read_memory "$1" "$place" 1) && [ -n "$limit" ] || limit=0
+        # shellcheck disable=SC2207  # numbers
+        words=($(read_memory "$1" "$place" 4))
+        limit=$((${words[0]:-0} * 1000 + ${words[2]:-0} / per_ms))
     fi
 }
 
@@ -208,18 +213,20 @@ find_awaited() {
     return 0
 }
 
-# True if only the foreground's members can make a descriptor ready: $1 is the process, $2 the descriptor.
+# True if only the foreground's members can make a descriptor ready, or processes below process $1 where $3 is set: $2 is the
+# descriptor.
 is_internal() {
     local line path pid
     path=$proc/$1/fd/$2
     if [ -p "$path" ]; then
         for pid in "$proc"/[0-9]*; do
             [[ " ${members[*]} " == *" ${pid#"$proc"/} "* ]] && continue
+            [ -z "$3" ] || ! is_below "$1" "${pid#"$proc"/}" || ! rests "${pid#"$proc"/}" || continue
             for line in "$pid/fd/"*; do [ -p "$line" ] && [ "$line" -ef "$path" ] && return 1; done
         done
         return 0
     fi
-    [ -S "$path" ] && { is_own_pair "$1" "$2"; return; }
+    [ -S "$path" ] && { is_own_pair "$1" "$2" "$3"; return; }
     while read -r line; do
         case $line in eventfd-count:* | sigmask:* | inotify* | SqMask:* | 'it_value: (0, 0)') return 0 ;; esac
     done <"$proc/$1/fdinfo/$2"
@@ -240,14 +247,28 @@ is_counter() {
     return 1
 }
 
-# True for a socket if only process $1 has its two ends, whose inode numbers are consecutive: $2 is the descriptor.
+# True if process $2 descends from $1.
+is_below() {
+    local ancestor=$2
+    while [ "$ancestor" != "$1" ]; do ancestor=${parents[ancestor]} && [ -n "$ancestor" ] || return; done
+}
+
+# True if process $1 waits without a limit, or until there is something to read.
+rests() {
+    local call first second third fourth fifth is_limited
+    read_stat "$1" && [ "$state" = S ] && read_syscall "$1" || return
+    [[ $sys_wait == *" $call "* ]] || { awaits_descriptors && [ -z "$is_limited" ]; }
+}
+
+# True for a socket if only process $1 has its two ends, whose inode numbers are consecutive: $2 is the descriptor. Where $3
+# is set, processes below it may have the other one.
 is_own_pair() {
     local path number other pid
     number=$(stat -Lc %i "$proc/$1/fd/$2") && [ -n "$number" ] || return
     for pid in "$proc"/[0-9]*; do
         for path in "$pid/fd/"*; do
             [ -S "$path" ] || continue
-            if [ "$pid" = "$proc/$1" ]; then
+            if [ "$pid" = "$proc/$1" ] || { [ -n "$3" ] && is_below "$1" "${pid#"$proc"/}" && rests "${pid#"$proc"/}"; }; then
                 [[ " $((number - 1)) $((number + 1)) " == *" $(stat -Lc %i "$path") "* ]] && other=1
             elif [ "$path" -ef "$proc/$1/fd/$2" ]; then
                 return 1

@@ -10,21 +10,25 @@
 #   is_tended  if a thread wakes up by itself for the program's internal work: "by itself" if another process reads the
 #              terminal
 #   is_go      if that thread is of Go's runtime: it has timers and children in the same place as its input
-#   is_relayed if a terminal multiplexer reads in place of the foreground
+#   is_relayed if a terminal multiplexer reads in place of the foreground; "unseen" if the kernel does not report that of a
+#              program around another terminal
 #   has_peers  if another thread or process may have an end of what is waited for beside the terminal
-#   is_hidden  if the kernel does not report what one of them waits for: then the others were examined
+#   is_hidden  if the kernel does not report what one of them waits for: then the others were examined. "within" if that is
+#              in a terminal of its own below them
+#   timer      the longest of the times, in ms, after which one of them wakes up by itself, if it is short
 # $1 is set for an examination that may take milliseconds: of the programs' memory.
 examine() {
-    local pid thread reader='' tender='' is_reading=''
-    blocker='' is_asleep=''
-    evidence='' patience=forever is_mixed='' has_peers='' is_hidden='' is_relayed='' is_tended='' is_go=''
+    local pid thread tender='' is_reading=''
+    reader='' blocker='' is_asleep=''
+    evidence='' patience=forever is_mixed='' has_peers='' is_hidden='' is_relayed='' is_tended='' is_go='' timer=0
     # If its leader runs, there is no need to find the others.
     read_stat "$shell" && foreground=$terminal_group
     ((foreground > 0)) || { is_hidden=1 && return; }
     { [[ $foreground == "$shell" ]] || read_stat "$foreground"; } && [[ $state != S ]] && return 1
     find_foreground
     for pid in "${members[@]}"; do
-        read_stat "$pid" || continue
+        # What is stopped does nothing until another one lets it go on.
+        read_stat "$pid" && [ "$state" != T ] || continue
         [ "$state" = S ] && read_runtime "$pid" || return
         evidence+="$pid $runtime,"
         if is_multiplexer "$pid"; then
@@ -60,22 +64,66 @@ examine_strays() {
     [ -n "$is_reading" ]
 }
 
-# The same for the terminal whose other side process $1 has: the foreground there must wait for input.
+# Sets terminals_within to the terminals that processes below $1 have, each after the first process that has it. A process
+# without a controlling terminal has the one that is its input.
+find_within() {
+    local pid path seen=' '
+    terminals_within=()
+    for pid in "${strangers[@]}"; do
+        path=''
+        if ! is_below "$1" "$pid" || ! read_stat "$pid"; then continue; fi
+        if ((terminal)); then
+            path=$pts/$((terminal & 0xff | terminal >> 12 & 0xfff00))
+        else
+            for path in "$pts"/[0-9]* ''; do [ -n "$path" ] && [ "$proc/$pid/fd/0" -ef "$path" ] && break; done
+            ! [ "$path" -ef "$tty" ] || path=''
+        fi
+        [ -n "$path" ] && [[ $seen != *" $path "* ]] || continue
+        seen+="$path " terminals_within+=("$pid" "$path")
+    done
+}
+
+# The same for the terminals within process $1, which passes on what is typed: the foreground of each must wait for input.
+# Sets within to 1 if there is one, or to "hidden" if the kernel does not report what is awaited there.
 examine_within() {
-    local child children='' inner foreground members descendants modes seen=$evidence needs_run_there=$needs_run is_found=''
-    local patience_here=$patience is_mixed_here=$is_mixed is_tended_here=$is_tended
-    read -r children <"$proc/$1/task/$1/children"
-    for child in $children; do
-        is_same_terminal "$proc/$child/fd/0" && continue
-        inner=$proc/$child/fd/0
+    local terminals_within inner modes is_reading='' reader='' tender='' seen=$evidence needs_run_there
+    local patience_here=$patience is_mixed_here=$is_mixed is_tended_here=$is_tended is_hidden_here=$is_hidden
+    within=''
+    find_within "$1"
+    set -- "$2" "${terminals_within[@]}"
+    local foreground members descendants thread_counts parents strangers
+    while (($# > 1)); do
+        inner=$3 needs_run_there=$needs_run
         # Between line ends the terminal itself echoes for a program that reads lines.
         [ -n "$keys_end_line" ] || tty=$inner is_raw || needs_run_there=''
-        shell=$child tty=$inner needs_run=$needs_run_there examine "$2" || return
-        [ "$patience$is_hidden$is_mixed" = forever ] || return
-        seen+=$evidence is_found=1
+        if read_stat "$2"; then
+            within=${within:-1}
+            # A shell that has stopped itself leaves its terminal to the program around it.
+            if [ "$state" = T ]; then
+                is_reading=1
+            else
+                shell=$2 tty=$inner needs_run=$needs_run_there examine_terminal "$1" || return
+                [ -z "$is_hidden" ] || within=hidden
+                [ "$patience" != limited ] || [ "$is_full" = 1 ] || tty=$inner is_raw || return
+                [ "$patience_here" != forever ] || patience_here=$patience
+                seen+=$evidence is_mixed_here=${is_mixed:-$is_mixed_here} is_tended_here=${is_tended:-$is_tended_here}
+            fi
+        fi
+        set -- "$1" "${@:4}"
     done
-    evidence=$seen patience=$patience_here is_mixed=$is_mixed_here has_peers=1 is_tended=${is_tended:-$is_tended_here}
-    [ -n "$is_found" ]
+    evidence=$seen patience=$patience_here is_mixed=$is_mixed_here is_tended=$is_tended_here is_hidden=$is_hidden_here
+    has_peers=1
+}
+
+# The same for a terminal that may have no foreground.
+examine_terminal() {
+    if ((terminal)); then
+        examine "$1"
+    else
+        evidence='' patience=forever is_mixed='' is_hidden='' is_tended='' is_reading=''
+        find_foreground
+        examine_strays "$1"
+    fi
 }
 
 # The programs that a terminal multiplexer's client shows belong to its server, which also reads the terminal.
@@ -93,7 +141,7 @@ holds_terminal() {
 
 # The same for the foreground of every terminal below a server that has this one, too.
 examine_panes() {
-    local server_there name child children list foreground members is_found='' seen=$evidence
+    local server_there name child children list foreground members thread_counts parents strangers is_found='' seen=$evidence
     for list in "$proc"/[0-9]*/comm; do
         name='' server_there=${list%/comm}
         read -r name <"$list"
@@ -114,9 +162,9 @@ examine_panes() {
 
 # $1 is the process, $2 the thread's path in /proc, $3 as $1 of examine. False for a thread that goes on by itself.
 examine_thread() {
-    local fd fds limit is_limited='' reads='' terminals='' has_master=''
+    local fd fds limit is_limited reads='' terminals='' has_master='' outside='' within=''
     if ! read_syscall "$2" && ! { [ -n "$3" ] && read_syscall_as_owner "$2"; }; then
-        examine_name "$1" "$2"
+        examine_name "$1" "$2" "$3"
         return
     fi
     evidence+="$call $first $second,"
@@ -128,13 +176,7 @@ examine_thread() {
     elif [ "$call" = "$sys_sigwait" ]; then
         [ "$third" = 0x0 ]
         return
-    elif [[ $sys_select == *" $call "* ]]; then
-        [ "$fifth" = 0x0 ] || is_limited=1
-    elif [[ $sys_poll == *" $call "* ]]; then
-        if [[ $sys_timespec == *" $call "* ]]; then [ "$third" = 0x0 ]; else is_forever "$third"; fi || is_limited=1
-    elif [[ $sys_epoll == *" $call "* ]]; then
-        is_forever "$fourth" || is_limited=1
-    elif [ "$call" != "$sys_read" ] && [ "$call" != "$sys_write" ]; then
+    elif ! awaits_descriptors; then
         note_blocker "$1" asleep
         return 1
     fi
@@ -151,25 +193,45 @@ examine_thread() {
             has_master=1
         elif ! is_internal "$1" "$fd"; then
             [ "$call" != "$sys_read" ] && [ "$call" != "$sys_write" ] || return
-            is_mixed=1
+            outside+=" $fd"
         elif ((threads > 1 || ${#members[@]} > 1)) || ! is_counter "$1" "$fd"; then
             has_peers=1
         fi
     done
+    if [ -n "$3" ] && [ -n "$is_limited" ] && { [ -n "$reads" ] || ((is_full && threads > 1)); }; then note_timer "$1"; fi
     if [ -n "$has_master" ] && { [ -z "$reads" ] || [ -n "$is_limited" ]; }; then is_mixed=1 has_master=''; fi
+    for fd in $outside; do [ -n "$has_master" ] && is_internal "$1" "$fd" below || is_mixed=1; done
     if [ -n "$reads" ]; then
         has_run "$1" || return
-        [ -z "$has_master" ] || examine_within "$1" "$3" || return
+        if [ -n "$has_master" ]; then
+            examine_within "$1" "$3" && [ -n "$within" ] || return
+            [ "$within" = 1 ] || is_hidden=$within
+        fi
         is_reading=1 reader=$1
         if [ -n "$is_limited" ] && [[ ${fds# } == *' '* ]]; then
             patience=timed
         elif [ -n "$is_limited" ] && [ "$patience" = forever ]; then
             patience=limited
-            if [ -n "$3" ] && ((${#runtimes[@]})) && read_limit "$1" && ((limit >= long_sec)); then patience=long; fi
+            # It began to wait after the keys.
+            if [ -n "$3" ] && ((${#runtimes[@]} && limit - (now - started) >= long_ms)); then patience=long; fi
         fi
     elif [ -n "$is_limited" ]; then
         # One of several threads may only do the program's internal work, as in V8.
         ((threads > 1)) && [[ $sys_epoll == *" $call "* ]] && is_tended=1 tender=$1
+    fi
+}
+
+# True if the system call that was read last waits for descriptors; sets is_limited if it returns after a while all the same.
+awaits_descriptors() {
+    is_limited=''
+    if [[ $sys_select == *" $call "* ]]; then
+        [ "$fifth" = 0x0 ] || is_limited=1
+    elif [[ $sys_poll == *" $call "* ]]; then
+        if [[ $sys_timespec == *" $call "* ]]; then [ "$third" = 0x0 ]; else is_forever "$third"; fi || is_limited=1
+    elif [[ $sys_epoll == *" $call "* ]]; then
+        is_forever "$fourth" || is_limited=1
+    else
+        [ "$call" = "$sys_read" ] || [ "$call" = "$sys_write" ]
     fi
 }
 
@@ -197,6 +259,12 @@ is_go_watching() {
     [ -n "$1" ] && ((threads > 1 && (second & 0x7f) == 0)) && is_tended=1 is_go=1
 }
 
+# Sets limit to the time in ms after which the system call that was read last returns, and counts it as timer if it is short.
+note_timer() {
+    read_limit "$1"
+    ((limit >= long_ms || limit <= timer)) || timer=$limit
+}
+
 # The same for a thread whose system call may not be read: the kernel function in which it sleeps shows less.
 examine_name() {
     local name path
@@ -210,19 +278,47 @@ examine_name() {
             ;;
         do_wait | do_wait4 | sigsuspend) evidence+="$name," ;;
         *nanosleep | *pipe_read | pipe_wait) return 1 ;;
-        *) is_hidden=1 ;;
+        *)
+            if [ -z "$3" ]; then
+                is_hidden=1
+            else
+                examine_unseen "$1"
+            fi
+            ;;
+    esac
+}
+
+# The same for one of which the kernel reports nothing at all: what it waits for is then what the terminals below it wait for,
+# or its children in the foreground.
+examine_unseen() {
+    local pid within=''
+    # It may look up often, for its own sake.
+    evidence=${evidence%"$1 $runtime,"}$1,
+    examine_within "$1" thorough || return
+    case $within in
+        1) is_relayed=unseen is_reading=1 ;;
+        hidden) is_hidden=within ;;
+        *)
+            # One that has no terminal may write to it through a pipe.
+            for pid in "${strangers[@]}"; do
+                if ! is_below "$1" "$pid" || ! read_syscall "$pid"; then continue; fi
+                rests "$pid" || return
+            done
+            for pid in "${members[@]}"; do [[ ${parents[pid]} != "$1" ]] || return 0; done
+            is_hidden=${is_hidden:-1}
+            ;;
     esac
 }
 
 # True when all keys have been read, answered and drawn: no process has acted since, and none will before more is typed.
 # A reader with a time-out has other work to do, which is waited for only briefly, and only in a full-screen program.
 has_settled() {
-    local before wanted settling=$settle_next
+    local before wanted settling=$settle_next limit
     settle_next=$settle_sec
     ! is_blocked && examine '' && [ -z "$is_hidden" ] || return
     before=$evidence wanted=$patience
     if [ "$wanted" = limited ]; then
-        read_mark && [ "$is_full" = 1 ] && sleep_quietly "$patience_sec"
+        read_mark && [ "$is_full" = 1 ] && read_limit "$reader" && ((limit >= long_ms)) && sleep_quietly "$patience_sec"
     else
         sleep_quietly "$settling"
     fi || return
@@ -314,7 +410,7 @@ look() {
     judge || return
     # A process may have acted since: the verdict must still hold.
     sum_runtimes
-    [ "$spent" = "$last_spent" ] || [[ $is_full$patience != 0@(forever|long) ]] || return
+    [ "$spent" = "$last_spent" ] || [[ $is_full$patience$is_relayed != 0@(forever|long) ]] || return
     read_screen
     if at_new_prompt; then
         is_complete
@@ -331,9 +427,14 @@ judge() {
     if examine thorough; then
         if [ "$is_full" = 1 ]; then
             { [ -z "$is_go" ] || { [ -z "$is_mixed" ] && ((quiet >= polling_ms)); }; } && ! foreground_runs &&
-                { [ -n "$is_relayed" ] || foreground_has_run; } && verdict=fullscreen
+                { [ -n "$is_relayed" ] || foreground_has_run; } && timer_is_over && waits_within && verdict=fullscreen
         elif [ -n "$is_hidden" ]; then
             judge_hidden
+        elif [ "$is_relayed" = unseen ]; then
+            # What passes keys on may look up often: those behind it must be as quiet as the screen.
+            [ "$evidence" = "$last_evidence" ] || last_evidence=$evidence evidence_since=$now
+            [ -z "$is_mixed" ] && [[ $patience == @(forever|long) ]] && ((now - evidence_since >= polling_ms)) &&
+                is_raw && still_waits && verdict=tty_read
         elif [ -n "$is_mixed" ]; then
             : # Input from elsewhere may end the program's wait: only a prompt ends ours.
         elif [ "$patience" = forever ]; then
@@ -341,6 +442,9 @@ judge() {
             ((now - idle_since >= quiet_ms)) && { [ -z "$is_tended" ] || is_tended_quietly; } && still_waits && verdict=tty_read
         elif [ "$patience" = long ]; then
             ((now - idle_since >= polling_ms)) && still_waits && verdict=tty_read
+        elif [ "$patience" = timed ] && ((now - idle_since >= tended_ms)); then
+            # V8 has a timer of eight seconds, of no consequence, after each piece of work.
+            { asks || { is_raw && draws_itself; }; } && still_waits && verdict=tty_read
         else
             # Outside a line editor a program polls for input between two pieces of its work.
             # With a time-out for something else it acts when the time is over, and does not poll repeatedly.
@@ -348,10 +452,40 @@ judge() {
                 verdict=tty_read
         fi
     fi
-    if [ -z "$verdict$is_hidden" ] && ((quiet >= polling_ms)) && [ "$is_full" = 0 ] && at_same_prompt; then
-        is_raw && reads_beside && verdict=tty_read
+    if [ -z "$verdict$is_hidden" ] && ((quiet >= polling_ms)) && [ "$is_full" = 0 ] &&
+        { at_same_prompt || { ((quiet >= tended_ms)) && asks; }; }; then
+        reads_beside && verdict=tty_read
     fi
     [ -n "$verdict" ]
+}
+
+# True if no timer can change a full screen any more that was there after the keys: of those that start anew, such as a
+# cursor's, one end has been seen.
+timer_is_over() {
+    ((timer)) || return 0
+    due=${due:-$((now + timer))}
+    ((now >= due && now - started >= tended_ms))
+}
+
+# True if the programs in the terminals below the foreground wait as well, if there are any.
+waits_within() {
+    local pid within all=("${members[@]}")
+    ((${#strangers[@]})) || return 0
+    for pid in "${all[@]}"; do examine_within "$pid" thorough || return; done
+    [ -z "$is_hidden" ] || ((quiet >= polling_ms))
+}
+
+# True if the text before the cursor ends as prompts do.
+asks() {
+    read_prompt
+    [[ $prompt =~ [:?'>$#%)]'\ ?$ ]]
+}
+
+# True if there is any text before the cursor, or a program hides it to draw its own.
+draws_itself() {
+    local flag=${screen%%|*}
+    flag=${flag%%$'\n'*}
+    [ -n "$prompt" ] || [[ $flag == *' 0' ]]
 }
 
 # True if nothing changed while each process was examined. The peer of a socket may send and end before its descriptors
@@ -404,7 +538,7 @@ reads_beside() {
     for pid in "${members[@]}"; do
         for thread in "$proc/$pid/task/"*; do
             read_stat "$pid/task/${thread##*/}" || continue
-            [ "$state" = S ] || return
+            [[ $state == [ST] ]] || return
             examine_thread "$pid" "$pid/task/${thread##*/}" thorough
         done
     done
@@ -413,8 +547,10 @@ reads_beside() {
 
 judge_hidden() {
     [ "$foreground" != "$shell" ] && foreground_has_run && reads_secret && verdict=tty_read && return
-    # The terminal is in the shell's own modes before the shell has read the keys, and again just before its prompt.
-    if { [ "$kind" = r ] || [ -z "$keys_end_line" ]; } && edits_hidden; then
+    # The terminal is in the shell's own modes before the shell has read the keys, and again just before its prompt. Who
+    # passes keys on holds it raw as well, and works meanwhile: a line editor is idle, or shows its prompt again.
+    if { [ "$kind" = r ] || [ -z "$keys_end_line" ]; } && { { at_same_prompt && is_raw; } ||
+        { [ "$is_hidden" != within ] && ((now - idle_since >= polling_ms)) && edits_hidden; }; }; then
         ((++raw_looks < 3)) || verdict=tty_read
     else
         raw_looks=0

@@ -49,6 +49,7 @@ await_first_prompt() {
 # Waits at most $1 ms. $2 is set if only the end of the session can end the wait early.
 wait_until_done() {
     why='' is_early=1 last_screen='' last_spent='' spent_then=0 raw_looks=0 polls=0 blocker='' is_asleep='' looks_skipped=0
+    due='' last_evidence=''
     settle_next=$soon_sec
     read_clock
     started=$now quiet_since=$now idle_since=$now

@@ -7,14 +7,14 @@ type_keys() {
     local keys pid before=''
     case $1 in
         keys) if [[ $2 == *"'"* ]]; then keys="send-keys -t %0 \"$2\""; else keys="send-keys -t %0 '$2'"; fi ;;
-        hex)
+        hex*)
             keys="send-keys -t %0 -H ${2//,/ }"
             [[ $keys == *' 0a'* ]] && choose "${keys// 0a/ 0d}" "$keys"
             ;;
         text) keys="send-keys -t %0 -- $(quote "$2")" ;;
-        base64) paste_keys < <(printf %s "$2") ;;
+        base64*) paste_keys < <(printf %s "$2") ;;
         # The file is cut if the disk was full.
-        file) (($(wc -c <"$dir/$2") == ${2#*.})) && paste_keys <"$dir/$2" && rm -f "$dir/$2" ;;
+        file*) (($(wc -c <"$dir/$2") == ${2#*.})) && paste_keys <"$dir/$2" && rm -f "$dir/$2" ;;
     esac
     [ -n "$keys" ] || return
     for pid in "${!runtimes[@]}"; do before+="$pid:${runtimes[pid]} "; done
@@ -74,7 +74,7 @@ read_note() {
 was_waited_for() {
     ((number < noted_number)) || return
     why=${noted_waits[number - begun]}
-    case $why in prompt | fullscreen | tty_read | idle) ;; *) why=deadline ;; esac
+    case ${why%!} in prompt | fullscreen | tty_read | idle) ;; *) why=deadline ;; esac
 }
 
 recall_typing() {
@@ -103,6 +103,20 @@ note_keys() {
     case "$1 $2" in 'keys Escape' | *1b | 'text 45,73,63,61,70,65' | base64* | file*) ;; *) can_settle=1 ;; esac
 }
 
+# Sets the terminal right that a killed program left in its own modes, if dash reads it, which sets none itself.
+repair_modes() {
+    [[ $proc/$foreground/exe -ef /bin/dash || $proc/$foreground/exe -ef /usr/bin/dash ]] && read_modes || return
+    [[ $modes != *-icanon* && $modes != *-icrnl* ]] || stty -F "$tty" sane
+}
+
+# True if a full-screen program has the terminal, not a shell in a screen that a killed one left.
+is_in_screen() {
+    local name=''
+    [ "$is_full" = 1 ] || return
+    read -r name <"$proc/$foreground/comm"
+    [[ $name != @(bash|sh|dash|ash|zsh|fish|ksh|mksh) ]] || { read_syscall "$foreground" && [[ $sys_wait == *" $call "* ]]; }
+}
+
 run_command() {
     idle=''
     note_keys "$2" "$3"
@@ -118,12 +132,20 @@ run_command() {
         types_ahead=1
     else
         note_runtimes
+        repair_modes
+        # What a terminal in line mode has no room for is lost.
+        [[ $2 != *-long ]] || { read_modes && [[ $modes != *-icanon* ]] && is_cut=!; }
         if [[ $foreground != "$shell" ]]; then
             # Between line ends the terminal itself echoes for a program that reads lines.
             if [ -n "$keys_end_line" ]; then
                 needs_run=1
                 # If the pane's own shell is not the reader, a returning prompt shows that the reader wants the next line.
-                if is_raw; then read_screen && read_prompt && screen_before=$screen prompt_before=$prompt statement_before=$statement; fi
+                read_screen && read_prompt && screen_before=$screen prompt_before=$prompt statement_before=$statement
+                # The text of a tool's command would be taken for keys; one character is meant as one.
+                if [[ $2 == *-tool* ]] && ((${#3} > 5)) && is_in_screen; then
+                    why=screen
+                    return
+                fi
             elif is_raw; then
                 needs_run=1
             else

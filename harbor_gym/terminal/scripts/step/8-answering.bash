@@ -20,7 +20,7 @@ ask_or_capture() {
     local capture is_prompt count=${typed#*:}
     if [[ -n $may_capture ]]; then
         is_prompt="#{?#{m:$session ${typed%%:*} ${count%%:*} *,#{pane_path}},,#{m:$session * p *,#{pane_path}}}"
-        set_capture "$waits,prompt"
+        set_capture "$waits,prompt$is_cut"
         if ask_raw "$tell_mark" "if-shell -F -t %0 '#{?pane_dead,,$is_prompt}' '$capture'${1:+" '$1'"}"$'\n'"if-shell -F -t %0 '#{m:$nonce *,#{@frame}}' '$save'"; then
             take_reply_mark || return
             if [[ $kind == p ]] && is_new_mark; then is_captured=1; fi

@@ -43,9 +43,10 @@ take_step() {
         [[ $mode == again ]] && read_note && ((noted_number < begun + $# / 3)) || noted_number=0
         while (($#)); do
             (($# > 3)) || is_last=1
+            is_cut=''
             if [[ $why != @(ended|untyped) ]]; then run_command "$1" "$2" "$3"; fi
             [[ $why == abandoned ]] && return
-            waits+=,$why number=$((number + 1))
+            waits+=,$why$is_cut number=$((number + 1))
             shift 3
         done
         # A session that ended meanwhile shows its last screen once more.
