@@ -31,6 +31,9 @@ else:
 DEFAULT_SANDBOX = "local"
 """The default sandbox of every command and adapter: the one that needs no daemon."""
 
+DEFAULT_MAX_TURNS = 50
+"""The default limit of turns of every command and adapter, for our own loop and for agents."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command:

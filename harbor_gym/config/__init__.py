@@ -10,7 +10,7 @@ from harbor_gym.config.snapshot import Snapshot as Snapshot
 from harbor_gym.config.snapshot import read_start
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat, ForkMode
+from harbor_gym.types import DEFAULT_MAX_TURNS, DEFAULT_SANDBOX, ActionFormat, ForkMode
 
 if TYPE_CHECKING:
 
@@ -122,7 +122,7 @@ class TerminalEnvConfig(_Config):
     """The system message of a chat policy, which must then state the action format's rules. None: the action
     format's."""
 
-    max_turns: int | None = Field(default=50, ge=1)
+    max_turns: int | None = Field(default=DEFAULT_MAX_TURNS, ge=1)
     """Turns (calls of ``step``) after which the episode is truncated and verified; None is no limit."""
 
     time_limit_sec: float | None = Field(default=None, gt=0)

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from harbor_gym.types import DEFAULT_MAX_TURNS
+
 _MIN_WINDOWS, _UNKNOWN_TURNS, _UNKNOWN_WINDOW = 16, 64, 262_144
 """For the derived limit of prompts: an agent that rewrites its history in each request fills a window in each turn."""
 
@@ -14,7 +16,7 @@ class SessionLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_turns: int | None = Field(default=None, gt=0)
+    max_turns: int | None = Field(default=DEFAULT_MAX_TURNS, gt=0)
     """Answers under the policy's model name; the request after the last one ends the episode. None is no limit."""
 
     max_calls: int | None = Field(default=None, gt=0)

@@ -191,6 +191,16 @@ async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path
         assert played.trained == (await by_run_episode(episode)).trained
 
 
+@pytest.mark.parametrize("adapter", adapters())
+async def test_an_endless_policy_ends_without_any_setting(adapter: str, model_dir: str, tmp_path: Path) -> None:
+    endless = Script((message("true\n"),))
+    sandbox = "tests.contract.players.episode:Vanishing"
+    options = {"solved_when": {"/srv/answer": "done"}}
+    episode = Episode(write_task(tmp_path / "task"), model_dir, endless, sandbox, options, max_turns=None)
+    played = await ADAPTERS[adapter](episode)
+    assert (played.reward, played.end_reason) == (0.0, EndReason.MAX_TURNS)
+
+
 def sampled(played: Played) -> list[tuple[int, int, float]]:
     """Return the policy's own text, without its observations."""
     return [item for item in played.trained if item[1]]

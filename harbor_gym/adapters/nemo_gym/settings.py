@@ -110,8 +110,8 @@ class RolloutSettings(BaseModel):
     include sampling; in the own loop only the terminal's time counts. None: the task's own limit."""
 
     max_turns: int | None = Field(default=None, ge=1)
-    """Answers of the policy after which the episode is truncated and verified. None: ``TerminalEnvConfig``'s default in
-    the own loop, no limit with an agent."""
+    """Answers of the policy after which the episode is truncated and verified. None: the default of
+    ``TerminalEnvConfig``."""
 
     max_retries: int = Field(default=1, ge=0)
     """Retries of an episode after infrastructure failures."""
@@ -175,8 +175,6 @@ def plan_episode(
         **_chosen(max_turns=overrides.max_turns, time_limit_sec=overrides.harbor_agent_timeout),
         **overrides.terminal_env,
     }
-    if settings.harbor_agent is not None:
-        given.setdefault("max_turns", None)
     if settings.trials_dir is not None:
         given.setdefault("trials_dir", root / settings.trials_dir / alias)
     try:

@@ -14,7 +14,6 @@ from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.verl.sampler import ServerSampler
 from harbor_gym.adapters.verl.settings import LoopSettings
 from harbor_gym.codecs import HFCodec
-from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.types import Rollout
 
@@ -98,12 +97,12 @@ class _HarborLoop(AgentLoopBase):
 
     def _interface(self, sampler: ServerSampler, codec: HFCodec) -> RolloutInterface:
         rollout = self.rollout_config
-        turns = rollout.multi_turn.get("max_assistant_turns") or TerminalEnvConfig.model_fields["max_turns"].default
+        turns = rollout.multi_turn.get("max_assistant_turns")
         window = rollout.prompt_length + rollout.response_length
         return self.settings.interface(
             sampler,
             codec,
-            max_turns=turns,
+            **({} if turns is None else {"max_turns": turns}),
             max_context_tokens=min(window, rollout.get("max_model_len") or window),
             max_answer_tokens=self.settings.max_answer_tokens,
         )

@@ -110,7 +110,9 @@ class Episode:
     sampler: Sampler
     sandbox: str
     sandbox_options: Mapping[str, Any]
-    max_turns: int = 8
+    max_turns: int | None = 8
+    """None: not set in the adapter."""
+
     max_context_tokens: int = 20_000
     agent_path: str = "tests.helpers.gateway.format_agent:FormatAgent"
     """The foreign agent, of the adapters that play one; it writes our format."""
@@ -123,9 +125,14 @@ class Episode:
             task_dir=self.task_dir,
             sandbox=self.sandbox,
             sandbox_options=dict(self.sandbox_options),
-            max_turns=self.max_turns,
+            **self.turns,
             **self.own_settings,
         )
+
+    @property
+    def turns(self) -> dict[str, Any]:
+        """The setting of the limit of turns, if there is one."""
+        return {} if self.max_turns is None else {"max_turns": self.max_turns}
 
     @property
     def own_settings(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
         sandbox=episode.sandbox,
         sandbox_options=episode.sandbox_options,
         limits=SessionLimits(
-            max_turns=episode.max_turns,
+            **episode.turns,
             max_context_tokens=episode.max_context_tokens,
             max_answer_tokens=MAX_TOKENS,
         ),

@@ -54,7 +54,7 @@ async def by_nemo_gym_server(episode: Episode) -> Played:
         harbor_datasets={"own": {"local_dataset_path": episode.task_dir}},
         sandbox=episode.sandbox,
         sandbox_options=dict(episode.sandbox_options),
-        max_turns=episode.max_turns,
+        **episode.turns,
         terminal_env=episode.own_settings,
         require_token_ids=True,
         max_retries=0,

@@ -36,7 +36,7 @@ async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) ->
     generator = make_generator(
         SamplerEngine(episode.sampler),
         {"env": {}, **settings},
-        max_turns=episode.max_turns,
+        **episode.turns,
         max_input_length=episode.max_context_tokens - MAX_TOKENS,
         sampling_params=SamplingParams(max_generate_length=MAX_TOKENS),
         step_wise_trajectories=step_wise,

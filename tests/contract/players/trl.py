@@ -21,7 +21,7 @@ def _spec(episode: Episode) -> Any:
         agent="terminal",
         sandbox=episode.sandbox,
         sandbox_options=dict(episode.sandbox_options),
-        max_turns=episode.max_turns,
+        **episode.turns,
         max_context_tokens=episode.max_context_tokens,
         max_retries=0,
         **episode.own_settings,

@@ -24,7 +24,7 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
     harness = {
         "sandbox": episode.sandbox,
         "sandbox_options": dict(episode.sandbox_options),
-        "terminal_env": {"max_turns": episode.max_turns, **own},
+        "terminal_env": {**episode.turns, **own},
         **settings,
     }
     env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})

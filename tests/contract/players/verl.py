@@ -40,7 +40,7 @@ async def _by_verl(episode: Episode, loop: str, **own: Any) -> Played:
             prompt_length=window,
             response_length=window,
             max_model_len=window,
-            multi_turn__max_assistant_turns=episode.max_turns,
+            **({} if episode.max_turns is None else {"multi_turn__max_assistant_turns": episode.max_turns}),
         )
         try:
             output = await play(config, SamplerServers(episode.sampler), make_batch(episode.task_dir, "contract"))

@@ -168,7 +168,7 @@ async def test_the_name_of_a_model_is_bounded() -> None:
 
 
 def test_the_derived_limits() -> None:
-    assert (SessionLimits().call_limit, SessionLimits(max_turns=50).call_limit) == (None, 432)
+    assert (SessionLimits(max_turns=None).call_limit, SessionLimits().call_limit) == (None, 432)
     assert SessionLimits(max_calls=7, max_turns=50).call_limit == 7
     assert SessionLimits(max_context_tokens=1000, max_turns=50).prompt_token_limit == 1_048_576
     assert SessionLimits(max_context_tokens=100_000, max_turns=50).prompt_token_limit == 5_000_000

@@ -52,10 +52,10 @@ def test_the_request_goes_before_the_alias_and_that_before_the_server() -> None:
     assert row.config.action_format == "keystrokes"
 
 
-def test_an_agent_has_no_limit_of_turns_of_ours_unless_it_is_given() -> None:
+def test_an_agents_own_options_are_apart_from_the_limit_of_turns() -> None:
     given = settings(harbor_agent="terminus-2", harbor_agent_kwargs={"interleaved_thinking": True, "max_turns": 20})
     planned = plan(given, harbor_agent_kwargs={"max_turns": 5})
-    assert planned.config.max_turns is None
+    assert planned.config.max_turns == 50
     assert (planned.agent.name, planned.agent.kwargs) == ("terminus-2", {"interleaved_thinking": True, "max_turns": 5})
     assert plan(settings(harbor_agent="a.b:C")).agent.import_path == "a.b:C"
     assert plan(settings()).agent is None
