@@ -725,7 +725,7 @@ class AsyncTerminalGymEnv:
         episode, terminal, account = running.prepared.episode, running.prepared.terminal, running.account
         await running.prepared.leave_phase()
         end = await episode.end_phase(
-            keep_processes=self._keeps_processes(episode), is_last=is_last, terminal=terminal.leftovers
+            keep_processes=self.config.keep_agent_processes, is_last=is_last, terminal=terminal.leftovers
         )
         if end.verifier is not None:
             info["verifier_output"], info["verifier_files"] = end.verifier.output, dict(end.verifier.files)
@@ -770,10 +770,6 @@ class AsyncTerminalGymEnv:
         if running.trajectory is not None and info["trial_dir"] is not None:
             await asyncio.to_thread(running.trajectory.write, info["trial_dir"], info, episode.step_names)
         await self._release()
-
-    def _keeps_processes(self, episode: "Episode") -> bool:
-        keep = self.config.keep_agent_processes
-        return episode.task_keeps_processes if keep is None else keep
 
     async def _explain(self, error: BaseException) -> None:
         """Attach the trial's diagnostics to an infrastructure failure before they are removed."""

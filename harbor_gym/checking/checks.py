@@ -145,7 +145,8 @@ class _Check:
         self._doing = f"oracle, in the pristine view of {', '.join(pristine.paths)}"
         if self._found.has_solution:
             try:
-                pristine = replace(pristine, oracle=(await play(Oracle(self._path))).reward)
+                played = await play(Oracle(self._path))
+                pristine = replace(pristine, oracle=played.reward, stopped_processes=played.stopped_processes)
             except VerifierError:
                 if pristine.is_asked:
                     raise
@@ -175,7 +176,6 @@ class _Check:
         self,
         work: Work,
         *,
-        keep_processes: bool | None = None,
         verify_paths: VerifyPaths = "off",
         ambiguous_failures: AmbiguousFailures = "infrastructure",
     ) -> Played:
@@ -183,7 +183,6 @@ class _Check:
             self._path,
             work,
             self._plan,
-            keep_processes=keep_processes,
             verify_paths=verify_paths,
             ambiguous_failures=ambiguous_failures,
         )
@@ -200,16 +199,11 @@ class _Check:
             self._note(
                 oracle=(*self._found.oracle, played.reward),
                 phases=played.phases,
-                stopped_processes=played.stopped_processes,
                 output=self._found.output if played.reward == SOLVED else played.output,
             )
 
     async def _compare_plain_trial(self) -> None:
-        """Grade the solution as Harbor alone does; if that differs, find out whether kept processes explain it."""
+        """Grade the solution as Harbor alone does."""
         self._doing = "oracle, as a plain trial"
         plain, output = await run_plain_oracle(self._path, self._plan)
         self._note(plain=plain, output=self._found.output or ("" if plain == SOLVED else output))
-        if plain not in self._found.oracle:
-            self._doing = "oracle, its processes kept"
-            kept = await self._play(Oracle(self._path), keep_processes=True)
-            self._note(kept=kept.reward)

@@ -55,7 +55,6 @@ async def play(
     work: Work,
     plan: CheckPlan,
     *,
-    keep_processes: bool | None = None,
     verify_paths: VerifyPaths = "off",
     ambiguous_failures: AmbiguousFailures = "zero",
 ) -> Played:
@@ -65,7 +64,6 @@ async def play(
         task_dir: The directory of a well-formed task.
         work: The work in place of the policy's.
         plan: The sandbox, the reward's name, and the folder for the trial.
-        keep_processes: Whether processes that the work left run on during grading; None is the task's own setting.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
 
@@ -85,9 +83,8 @@ async def play(
         verify_paths=verify_paths,
         ambiguous_failures=ambiguous_failures,
     )
-    keep = episode.task_keeps_processes if keep_processes is None else keep_processes
     try:
-        return await _Player(episode, plan, keep).play(work)
+        return await _Player(episode, plan).play(work)
     finally:
         await episode.close()
 
@@ -95,10 +92,9 @@ async def play(
 class _Player:
     """One running episode, and the sums over its phases."""
 
-    def __init__(self, episode: Episode, plan: CheckPlan, keep_processes: bool) -> None:
+    def __init__(self, episode: Episode, plan: CheckPlan) -> None:
         self._episode = episode
         self._plan = plan
-        self._keep = keep_processes
         self._keys: set[str] = set()
         self._stopped = 0
         self._is_broken = False
@@ -127,7 +123,7 @@ class _Player:
         begun = time.monotonic()
         await work(self._episode, phase)
         worked = time.monotonic()
-        end = await self._episode.end_phase(keep_processes=self._keep)
+        end = await self._episode.end_phase()
         self._agent_sec += worked - begun
         self._verify_sec += end.verifier_sec
         self._stop_sec += max(0.0, time.monotonic() - worked - end.verifier_sec)

@@ -73,6 +73,9 @@ class PristineCheck:
     oracle: float | None = None
     """Reward of the task's own solution."""
 
+    stopped_processes: int = 0
+    """Processes that the solution left running, and that were stopped before grading."""
+
     nop: float | None = None
     """Reward for doing nothing."""
 
@@ -124,12 +127,6 @@ class TaskCheck:
 
     plain: float | None = None
     """Reward of the task's own solution in a plain Harbor trial; None when it was not graded."""
-
-    kept: float | None = None
-    """If the plain trial's reward differs: reward of an episode that keeps processes that the solution left running."""
-
-    stopped_processes: int = 0
-    """Processes that the solution left running in its last episode, and that were stopped before grading."""
 
     output: str = ""
     """The last lines of the verifier's output in the solution's last run without a full reward, in an episode if there
@@ -254,7 +251,13 @@ class TaskCheck:
         view = f"in the pristine view of {', '.join(pristine.paths)}"
         match self.verdict:
             case Verdict.UNSOLVED:
-                return f"{view} the task's own solution scores {pristine.oracle:g}, not {SOLVED:g}: a path is missing"
+                why = "a path is missing"
+                if pristine.stopped_processes:
+                    why += (
+                        f", or one of the {pristine.stopped_processes} processes that it left and that were stopped "
+                        "before grading: [metadata] keep_agent_processes = true"
+                    )
+                return f"{view} the task's own solution scores {pristine.oracle:g}, not {SOLVED:g}: {why}"
             case Verdict.TRIVIAL:
                 return f"{view} doing nothing scores {pristine.nop:g}, not {UNSOLVED:g}"
             case Verdict.FORGEABLE:
@@ -269,15 +272,9 @@ class TaskCheck:
         if self.plain is None or self.plain in self.oracle:
             return f"the task's own solution scores {_list(self.oracle)}, not {SOLVED:g}"
         differ = f"the plain trial scores {self.plain:g}, the episode {_list(self.oracle)}"
-        if self.kept == self.plain:
-            left = f"{self.stopped_processes} of its processes were" if self.stopped_processes else "what it left is"
-            return (
-                f"{differ}: the solution leaves a process that the verifier needs, and {left} stopped before grading; "
-                "set [metadata] keep_agent_processes = true"
-            )
         return (
-            f"{differ}, also with [metadata] keep_agent_processes = true: before grading an episode empties "
-            "/logs/verifier and /tests too"
+            f"{differ}: before grading an episode empties /logs/verifier and /tests, and with [metadata] "
+            "keep_agent_processes = false it stops what the solution started"
         )
 
 

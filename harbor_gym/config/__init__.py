@@ -154,8 +154,10 @@ class TerminalEnvConfig(_Config):
 
     keep_agent_processes: bool | None = None
     """Keep the policy's processes running during grading (for tasks that ask for a service), and in a multi-step task
-    afterwards. They can interfere with a verifier in the same sandbox, as far as their user's rights allow.
-    None: ``keep_agent_processes`` in the task's ``[metadata]``, else False."""
+    afterwards, as Harbor does. They can send signals to a verifier in the same sandbox, and change files that it uses,
+    as far as their user's rights allow; on ``local`` and ``apptainer`` not its /tests and /logs/verifier. False: stop
+    them. None: ``keep_agent_processes`` in the task's ``[metadata]``; without that, they are kept unless the verifier
+    has a pristine view (``verify_paths``)."""
 
     verify_paths: Literal["auto", "off"] | tuple[PurePosixPath, ...] = "auto"
     """Grade in a pristine view: a verifier in the policy's sandbox gets the original image, with separate /tests, /tmp

@@ -33,7 +33,7 @@ from harbor_gym.episode.grading.breakage import find_breakage
 from harbor_gym.episode.grading.guard import BeforeGrading, GradingGuard, current_step
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 from harbor_gym.episode.resources import Resources
-from harbor_gym.episode.task import keeps_processes, phase_timeout_sec, require_variables
+from harbor_gym.episode.task import phase_timeout_sec, require_variables
 from harbor_gym.errors import (
     HarborGymError,
     SandboxLostError,
@@ -193,11 +193,6 @@ class Episode:
         return self._trial.paths.trial_dir if self._trial is not None else None
 
     @property
-    def task_keeps_processes(self) -> bool:
-        """Whether the task declares that its verifier needs the policy's processes to run on."""
-        return keeps_processes(self._task)
-
-    @property
     def missing_protections(self) -> tuple[str, ...]:
         """The protections that the started sandbox can't give to the grading, one sentence each."""
         return self._guard.missing_protections if self._guard is not None else ()
@@ -289,12 +284,12 @@ class Episode:
         self._copied = None
 
     async def end_phase(
-        self, *, keep_processes: bool = False, is_last: bool = False, terminal: Leftovers | None = None
+        self, *, keep_processes: bool | None = None, is_last: bool = False, terminal: Leftovers | None = None
     ) -> PhaseEnd:
         """End the policy's phase, let Harbor verify it, and return the verdict.
 
         Args:
-            keep_processes: Leave the policy's processes running.
+            keep_processes: As :class:`harbor_gym.episode.grading.guard.GradingGuard`'s.
             is_last: End the episode here. Further steps of a multi-step task are opened and ended at once, and their
                 rewards without an action count, as for an agent that has spent its budget.
             terminal: The processes and files that the policy's detached terminal left in the sandbox.
@@ -331,7 +326,7 @@ class Episode:
         phase: AgentPhase,
         run: asyncio.Task[TrialResult],
         *,
-        keep_processes: bool,
+        keep_processes: bool | None,
         is_last: bool,
         terminal: Leftovers | None,
     ) -> PhaseEnd:
@@ -354,7 +349,12 @@ class Episode:
         return end
 
     async def _graded(
-        self, phase: AgentPhase, run: asyncio.Task[TrialResult], *, keep_processes: bool, terminal: Leftovers | None
+        self,
+        phase: AgentPhase,
+        run: asyncio.Task[TrialResult],
+        *,
+        keep_processes: bool | None,
+        terminal: Leftovers | None,
     ) -> PhaseEnd:
         assert self._guard is not None
         if run.done():

@@ -101,9 +101,10 @@ def sets_up(task: Task, step: StepConfig) -> bool:
     return step.healthcheck is not None or task.paths.step_workdir_dir(step.name).exists()
 
 
-def keeps_processes(task: Task) -> bool:
-    """Return whether a task declares that its verifier needs the policy's processes to run on."""
-    return task.config.metadata.get("keep_agent_processes") is True
+def keeps_processes(task: Task) -> bool | None:
+    """Return whether a task declares that what the policy started runs on during grading; None without a word."""
+    declared = task.config.metadata.get("keep_agent_processes")
+    return declared if isinstance(declared, bool) else None
 
 
 def require_variables(task: Task, given: Mapping[str, str] | None = None) -> None:

@@ -13,6 +13,8 @@ SupportsExecPipes         takes milliseconds                              entere
 SupportsTerminal          a terminal for sandboxes without processes      tmux in the sandbox
 SupportsVerifierView      grading in a pristine view                      grading as Harbor does it
 SupportsSetUpView         later steps prepared in one                     their set-up runs among the policy's files
+SupportsSharedView        verifier's directories that the processes       these processes see them
+                          left by the policy don't see
 SupportsCleanUp           clean-up by no program of the sandbox           the same by a script in it
 SupportsProcessCopies     ``fork(mode="exact")``                          copies by replay
 SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
@@ -252,6 +254,30 @@ class SupportsVerifierView(Protocol):
         Raises:
             SandboxLostError: The sandbox is not running.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsSharedView(Protocol):
+    """A sandbox in which a verifier can have directories of its own beside the processes that the policy left."""
+
+    async def enter_shared_view(self, directories: Sequence[PurePosixPath]) -> None:
+        """Switch every further call of the sandbox to its own files, with empty directories at these paths.
+
+        No process outside of the view sees what is written in them, or can put others in their place. Every command in
+        the view has the rank ``verifier``, as in :meth:`SupportsVerifierView.enter_verifier_view`. Everything else is
+        shared: files, processes, signals, network.
+
+        Args:
+            directories: Absolute paths of the verifier's directories.
+
+        Raises:
+            SandboxError: The view can't be made; nothing has changed then.
+        """
+        ...
+
+    async def leave_verifier_view(self) -> None:
+        """As :meth:`SupportsVerifierView.leave_verifier_view`."""
         ...
 
 

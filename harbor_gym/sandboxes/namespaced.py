@@ -311,12 +311,12 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         if work == "baseline" and self._image is not None:
             arguments = {**arguments, "directories": list(self._directories(self._image))}
         if work == "stop" and self._is_vacant and not arguments["leftovers"]:
-            return {"stopped": 0, "left": 0, "oom_kills": self.memory_kills}
+            return {"stopped": 0, "left": 0, "kept": 0, "names": [], "oom_kills": self.memory_kills}
         commands = self._running().commands
         answer = await self._running().clean_up(work, arguments, timeout_sec=timeout_sec)
         if work == "open_grading":
             self._empty = {*self._carried_logs()}.intersection(answer["empty"])
-        if work == "stop" and not arguments["own"] and not answer["left"]:
+        if work == "stop" and not (arguments["own"] or answer["left"] or answer["kept"]):
             self._commands_before_vacancy = commands
         return {**answer, "oom_kills": self.memory_kills}
 
@@ -345,6 +345,17 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             SandboxLostError: The sandbox is not running.
         """
         await self._running().enter_view([*map(str, verify_paths), *self._carried_logs()], rank=VERIFIER)
+
+    async def enter_shared_view(self, directories: Sequence[PurePosixPath]) -> None:
+        """Switch every further call to a view of the sandbox's own files, with these directories empty and its own.
+
+        As :class:`harbor_gym.sandboxes.extensions.SupportsSharedView` says; ``leave_verifier_view`` leaves it.
+
+        Raises:
+            SandboxError: The kernel refuses, or a directory's path leads over a link.
+            SandboxLostError: The sandbox is not running.
+        """
+        await self._running().enter_view((), apart=[str(path) for path in directories], rank=VERIFIER)
 
     async def leave_verifier_view(self) -> None:
         """Switch every further call back to the sandbox's own files, and drop the view. Idempotent.

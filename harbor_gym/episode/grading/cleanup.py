@@ -14,7 +14,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 
 from harbor_gym._runtime.owners import boot_id, this_process
 from harbor_gym._runtime.shell_text import with_arguments, without_comments
-from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError
+from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError, printable
 from harbor_gym.sandboxes.extensions import SupportsCleanUp
 from harbor_gym.terminal.session import Leftovers
 
@@ -66,6 +66,12 @@ class CleanupResult:
 
     was_full: bool = False
     """Whether the policy filled the sandbox's storage."""
+
+    kept: int = 0
+    """The number of the policy's processes that run on; those that were asked to be kept where it is not known."""
+
+    names: tuple[str, ...] = ()
+    """The names of some of the stopped processes; empty where the sandbox doesn't tell them."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ async def take_baseline(environment: BaseEnvironment, *, is_first: bool = False)
 
 
 async def stop_processes(
-    environment: BaseEnvironment, own: Baseline, *, terminal: Leftovers | None = None
+    environment: BaseEnvironment, own: Baseline, *, terminal: Leftovers | None = None, keeps: bool = False
 ) -> CleanupResult:
     """Stop the processes of a sandbox that are not the task's own, and remove their System V objects.
 
@@ -135,6 +141,8 @@ async def stop_processes(
         environment: The sandbox.
         own: The task's own processes and objects.
         terminal: The policy's terminal: its processes are killed at once and not counted, its directory is removed.
+        keeps: Stop nothing while any process runs besides the terminal's own. A sandbox without
+            :class:`harbor_gym.sandboxes.extensions.SupportsCleanUp` is not asked: one counts as running.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -142,14 +150,18 @@ async def stop_processes(
     """
     pids = [int(pid) for pid in terminal.pids] if terminal is not None else []
     directory = terminal.directory if terminal is not None else ""
+    kept, names = 0, ()
     if isinstance(environment, SupportsCleanUp):
-        arguments = {"own": sorted(own.processes), "ipc_objects": sorted(own.ipc), "terminal": pids}
+        arguments = {"own": sorted(own.processes), "ipc_objects": sorted(own.ipc), "terminal": pids, "keeps": keeps}
         times = {"grace_sec": _GRACE_SEC, "deadline_sec": _STOP_SEC}
         with _bounded(_STOPPING):
             found = await environment.clean_up(
                 "stop", {**arguments, "leftovers": directory, **times}, timeout_sec=_TIMEOUT_SEC
             )
         stopped, left, kills = found["stopped"], found["left"], found["oom_kills"]
+        kept, names = found["kept"], tuple(printable(name) for name in found["names"])
+    elif keeps:
+        return CleanupResult(0, None, kept=1)
     else:
         lists = (f",{','.join([*own.processes, *own.ipc])},", f",{','.join(map(str, pids))},")
         times = (round(_GRACE_SEC * 100), round(_STOP_SEC * 100))
@@ -161,7 +173,7 @@ async def stop_processes(
                 raise _no_answer(_STOPPING, answer)
     if left:
         raise BrokenByPolicyError(f"{left} of the policy's processes could not be stopped before grading")
-    return CleanupResult(stopped, kills)
+    return CleanupResult(stopped, kills, kept=kept, names=names)
 
 
 async def open_grading(environment: BaseEnvironment, own: Baseline) -> bool:

@@ -1,12 +1,14 @@
 """Keep a policy out of its own grading, in a Harbor trial of our own loop or of one of Harbor's agents.
 
 The guard attaches to a trial by Harbor's hooks, and by the methods that :mod:`harbor_gym.episode._harbor_patches`
-replaces. Before the policy's phase it notes the running processes. After it, the guard stops all others, gives the
-verifier its view and empty directories, and stops processes that were started in between.
+replaces. Before the policy's phase it notes the running processes. After it, the guard lets what the policy started run
+on, as Harbor does, and gives the verifier directories of its own; or, with a pristine view or where that is asked for,
+it stops these processes, and those that were started in between.
 """
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -25,11 +27,18 @@ from harbor_gym.episode.grading.breakage import Grader, can_run, find_breakage, 
 from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
-from harbor_gym.errors import SandboxError
+from harbor_gym.errors import SandboxError, SandboxLostError
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.declared import require_user
-from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
+from harbor_gym.sandboxes.extensions import (
+    SupportsCleanUp,
+    SupportsSetUpView,
+    SupportsSharedView,
+    SupportsVerifierView,
+)
 from harbor_gym.terminal.session import Leftovers
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class GradingGuard:
     Args:
         trial: The trial. Add hooks that must run before the clean-up, such as the end of a tunnel, before the guard.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
-        keep_processes: As ``TerminalEnvConfig.keep_agent_processes``; None is the task's own setting.
+        keep_processes: As ``TerminalEnvConfig.keep_agent_processes``; None is the task's own setting, and without one
+            they are kept unless there is a pristine view.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
         before: What was found before the policy in the episode that this trial's is a copy of, in its first phase. It
             holds here: the copy's own files are the policy's.
@@ -71,6 +81,7 @@ class GradingGuard:
         self._environment = trial.agent_environment
         self._watch = ProcessWatch(self._environment)
         self._view = _plan_view(trial, verify_paths)
+        self._pristine = self._view if self._view is not None and self._view.is_pristine else None
         self._set_up_agent = trial.agent.setup
         self._agent_has_processes = False
         self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
@@ -79,8 +90,10 @@ class GradingGuard:
         """What was found before the policy."""
         self._phases_ended = 0
         self._is_abandoned = self._is_ending_step = False
-        self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
-        """Whether the policy's processes run on during grading."""
+        declared = keeps_processes(trial.task)
+        self._keeps_by_default = self._pristine is None if declared is None else declared
+        self.keep_processes = keep_processes
+        """Whether the policy's processes run on during grading; None: as the task has it."""
         self.terminal: Leftovers | None = None
         """The processes and files of the policy's terminal, which is detached by the end of the phase."""
         self.stopped = cleanup.CleanupResult(0, None)
@@ -115,14 +128,23 @@ class GradingGuard:
             return ()
         kind = environment.type()
         missing: list[str] = []
-        if self._view is None and not isinstance(environment, SupportsVerifierView):
+        if self._pristine is None and not isinstance(environment, SupportsVerifierView):
             missing.append(f"{kind} sandboxes have no pristine view: the verifier runs among the policy's files")
+        if self._keeps and self._view is None:
+            missing.append(
+                f"{kind} sandboxes show the verifier's directories to the processes that the policy left running: "
+                "keep_agent_processes = false stops them before grading"
+            )
         later = [step for step in (task.config.steps or ())[1:] if sets_up(task, step)]
-        if later and self._view is not None and not isinstance(environment, SupportsSetUpView):
+        if later and self._pristine is not None and not isinstance(environment, SupportsSetUpView):
             missing.append(f"{kind} sandboxes prepare later steps among the policy's files, its shell included")
         if not isinstance(environment, SupportsCleanUp):
             missing.append(f"{kind} sandboxes are cleaned up by a script inside, which a root policy can replace")
         return tuple(missing)
+
+    @property
+    def _keeps(self) -> bool:
+        return self._keeps_by_default if self.keep_processes is None else self.keep_processes
 
     @property
     def oom_kills(self) -> int:
@@ -170,20 +192,20 @@ class GradingGuard:
     async def _begin_set_up(self) -> None:
         """Prepare a later step in a view without the policy's programs, and with its processes stopped."""
         step = current_step(self._trial)
-        if self._view is None or step is None or self._is_ending_step or not sets_up(self._trial.task, step):
+        if self._pristine is None or step is None or self._is_ending_step or not sets_up(self._trial.task, step):
             return
-        if await self._view.enter_for_set_up() and isinstance(self._environment, SupportsCleanUp):
+        if await self._pristine.enter_for_set_up() and isinstance(self._environment, SupportsCleanUp):
             await self._watch.take_room_back()  # before the set-up, which could use it all up
             await self._watch.stop_again()
 
     async def _begin_phase(self, _: TrialHookEvent) -> None:
-        if self._view is not None:
+        if self._pristine is not None:
             async with self._blaming_policy():
-                await self._view.begin_phase()
+                await self._pristine.begin_phase()
         if self._phases_ended == 0:
             return
         await self._watch.begin_phase()
-        if self._agent_has_processes and not self.keep_processes:
+        if self._agent_has_processes and not self._keeps:
             # The clean-up after the step before ended its processes, such as the terminal of Terminus-2.
             agent_user, _verifier_user = phase_users(self._trial.task, current_step(self._trial))
             with self._environment.with_default_user(agent_user):
@@ -195,7 +217,7 @@ class GradingGuard:
         self._phases_ended += 1
         terminal, self.terminal = self.terminal, None
         async with self._blaming_policy():
-            self.stopped = await self._watch.end_phase(keep_processes=self.keep_processes, terminal=terminal)
+            self.stopped = await self._watch.end_phase(keep_processes=self._keeps, terminal=terminal)
 
     async def _begin_verification(self, _: TrialHookEvent) -> None:
         """Give the verifier a view of its own, or at least directories without the policy's files."""
@@ -208,12 +230,21 @@ class GradingGuard:
             return  # a sandbox that the policy never saw
         is_last = self._phases_ended >= len(task.config.steps or ())
         await self._watch.begin_verification(is_last=is_last)
-        if self._view is not None:
-            await self._view.enter()
+        reset = self._verifier_dirs_reset()
+        if self._pristine is not None:
+            await self._pristine.enter()
+        elif self._view is not None and self._watch.keeps_processes:
+            try:
+                await self._view.enter_shared(reset.directories)
+            except SandboxLostError:
+                raise
+            except SandboxError as exc:  # what the policy left prevents it, or a link of the image
+                _logger.warning("the policy's processes are stopped before grading: %s", exc)
+                await self._watch.stop_kept()
         if isinstance(environment, SupportsCleanUp):
             # Since the clean-up, Harbor may have run a program that the policy replaced, to collect artifacts.
             await self._watch.stop_again()
-        await cleanup.reset_verifier_dirs(environment, self._verifier_dirs_reset())
+        await cleanup.reset_verifier_dirs(environment, reset)
         if isinstance(environment, CarriesFiles):
             script = test_script(task, current_step(self._trial)).name
             environment.executable, environment.is_executable = self._trial.agent_env_paths.tests_dir / script, False
@@ -308,4 +339,6 @@ def current_step(trial: Trial) -> StepConfig | None:
 def _plan_view(trial: Trial, verify_paths: VerifyPaths) -> VerifierView | None:
     environment = trial.agent_environment
     paths = paths_in_view(trial.task, environment, verify_paths)
-    return None if paths is None else VerifierView(environment, paths, lambda: len(trial.result.step_results or ()))
+    if paths is None and not isinstance(environment, SupportsSharedView):
+        return None
+    return VerifierView(environment, paths, lambda: len(trial.result.step_results or ()))

@@ -27,7 +27,8 @@ class ProcessWatch:
         self._environment = environment
         self._own: Baseline | None = None
         self._before_verifier: Baseline | None = None
-        self._keeps_processes = False
+        self.keeps_processes = False
+        """Whether processes of the policy run on after its last phase."""
         self._is_verified = self._is_graded = False
         self.oom_kills: int | None = None
         """Processes that the memory limit had killed when the last phase began; None where none is reported."""
@@ -64,20 +65,21 @@ class ProcessWatch:
     async def end_phase(self, *, keep_processes: bool, terminal: Leftovers | None) -> CleanupResult:
         """Stop the policy's processes, unless they are kept, and make the directories that grading needs.
 
+        Where nothing but its terminal runs, that is stopped in any case.
+
         Returns:
-            The numbers of stopped processes and of the memory limit's kills, and whether the storage was full.
+            The numbers of stopped and kept processes and of the memory limit's kills, and whether the storage was full.
 
         Raises:
             SandboxError: The sandbox does not answer.
             BrokenByPolicyError: Some could not be killed, or a directory can't be made.
         """
-        self._keeps_processes = keep_processes
         if self._own is None:
+            self.keeps_processes = keep_processes
             return CleanupResult(0, None)
-        result = CleanupResult(0, None)
-        if not keep_processes:
-            stopped = await cleanup.stop_processes(self._environment, self._own, terminal=terminal)
-            result = CleanupResult(stopped.processes, _grown(stopped.oom_kills, self.oom_kills))
+        stopped = await cleanup.stop_processes(self._environment, self._own, terminal=terminal, keeps=keep_processes)
+        self.keeps_processes = stopped.kept > 0
+        result = replace(stopped, oom_kills=_grown(stopped.oom_kills, self.oom_kills))
         self._is_graded = True
         return replace(result, was_full=await cleanup.open_grading(self._environment, self._own))
 
@@ -88,8 +90,18 @@ class ProcessWatch:
             SandboxError: The sandbox does not answer.
             BrokenByPolicyError: Some could not be killed.
         """
-        if self._own is not None and not self._keeps_processes:
+        if self._own is not None and not self.keeps_processes:
             await cleanup.stop_processes(self._environment, self._own)
+
+    async def stop_kept(self) -> None:
+        """Stop the processes that were kept.
+
+        Raises:
+            SandboxError: The sandbox does not answer.
+            BrokenByPolicyError: Some could not be killed.
+        """
+        self.keeps_processes = False
+        await self.stop_again()
 
     async def begin_verification(self, *, is_last: bool) -> None:
         """Note the processes that must outlive the verifier; the last verifier needs none to.
@@ -99,7 +111,7 @@ class ProcessWatch:
         """
         self._is_verified = not is_last
         self._before_verifier = self._own
-        if self._keeps_processes and not is_last:
+        if self.keeps_processes and not is_last:
             self._before_verifier = await cleanup.take_baseline(self._environment)
 
     async def end_verification(self) -> None:

@@ -1,7 +1,9 @@
-"""Grade in a view of the sandbox that the policy cannot prepare: the image, and only the given paths of the policy.
+"""Grade in a view of the sandbox.
 
-A sandbox class may support it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`), and a similar view for
-the set-up of later steps. The environment's calls then happen in the view.
+A *pristine* one the policy cannot prepare: it is the image, and only the given paths of the policy. There is a similar
+one for the set-up of later steps. A *shared* one is for what the policy left running: only the verifier's directories
+are out of its reach. A sandbox class may support them (:mod:`harbor_gym.sandboxes.extensions`). The environment's calls
+then happen in the view.
 """
 
 from __future__ import annotations
@@ -19,28 +21,31 @@ from harbor_gym.episode._harbor_patches import precede_calls
 from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
 from harbor_gym.errors import SandboxTimeoutError, TaskUnsupportedError
-from harbor_gym.sandboxes.extensions import SupportsSetUpView, SupportsVerifierView
+from harbor_gym.sandboxes.extensions import SupportsSetUpView, SupportsSharedView, SupportsVerifierView
 
 _MERGE_TIMEOUT_SEC = 120.0
 _logger = logging.getLogger(__name__)
 
 
 class VerifierView:
-    """The view of one sandbox: entered for each verification, left by the first call of a further step.
+    """The views of one sandbox: entered for a verification, left by the first call of a further step.
 
     Harbor reports when a verification begins, but not when it ends; its next request to the sandbox is the next step's.
     The set-up of that step has a view of its own, from the first command to the beginning of the policy's phase.
 
     Args:
         environment: A sandbox that supports such a view; its methods are wrapped.
-        paths: The paths carried into the view.
+        paths: The paths carried into pristine views; None if there are no pristine ones.
         begun: Returns how many steps have begun.
     """
 
-    def __init__(self, environment: BaseEnvironment, paths: Sequence[PurePosixPath], begun: Callable[[], int]) -> None:
-        assert isinstance(environment, SupportsVerifierView)
-        self._sandbox: SupportsVerifierView = environment
-        self._paths = tuple(paths)
+    def __init__(
+        self, environment: BaseEnvironment, paths: Sequence[PurePosixPath] | None, begun: Callable[[], int]
+    ) -> None:
+        self._sandbox = environment
+        self._paths = tuple(paths or ())
+        self.is_pristine = paths is not None
+        """Whether each verification has a pristine view."""
         self._begun = begun
         self._entered_in: int | None = None
         self._is_setting_up = False
@@ -49,12 +54,23 @@ class VerifierView:
         precede_calls(environment, self._leave_for_next_step)
 
     async def enter(self) -> None:
-        """Enter the view.
+        """Enter the pristine view.
 
         Raises:
             SandboxError: The sandbox could not make one.
         """
+        assert isinstance(self._sandbox, SupportsVerifierView)
         await self._sandbox.enter_verifier_view(self._paths)
+        self._entered_in = self._begun()
+
+    async def enter_shared(self, directories: Sequence[PurePosixPath]) -> None:
+        """Enter a shared view, in which these directories are the verifier's alone.
+
+        Raises:
+            SandboxError: The sandbox could not make one.
+        """
+        assert isinstance(self._sandbox, SupportsSharedView)
+        await self._sandbox.enter_shared_view(directories)
         self._entered_in = self._begun()
 
     async def enter_for_set_up(self) -> bool:
@@ -95,6 +111,7 @@ class VerifierView:
     async def _leave_for_next_step(self) -> None:
         if self._entered_in is not None and self._begun() > self._entered_in:
             self._entered_in = None
+            assert isinstance(self._sandbox, SupportsSharedView | SupportsVerifierView)
             await self._sandbox.leave_verifier_view()
 
 

@@ -102,6 +102,7 @@ class Container(RunningSandbox):
         self._view: int | None = None
         self._bound: list[str] = []
         self._views = 0
+        self._apart: list[str] = []
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -278,12 +279,15 @@ class Container(RunningSandbox):
         return () if self._view is None else (self._view,)
 
     @override
-    async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
+    async def enter_view(
+        self, paths: Sequence[str], *, rank: str, also: Sequence[str] = (), apart: Sequence[str] = ()
+    ) -> None:
         await self.leave_view()
         self._views += 1
+        self._apart = list(apart)
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with near, far:
-            carried = {"paths": list(paths), "also": list(also)}
+            carried = {"paths": list(paths), "also": list(also), "apart": self._apart}
             request = {"number": self._views, **carried, "control": far.fileno()}
             self._bound = (await self._at_the_files("view", request, far.fileno()))["bound"]
             self._asked = [*paths, *also]
@@ -299,7 +303,7 @@ class Container(RunningSandbox):
 
     async def _leave_view(self, *, keeps: bool) -> None:
         self._forget_view()
-        await self._at_the_files("drop_view", {"number": self._views, "keeps": keeps})
+        await self._at_the_files("drop_view", {"number": self._views, "keeps": keeps, "apart": self._apart})
 
     @override
     async def merge_view(self, *, timeout_sec: float) -> str:

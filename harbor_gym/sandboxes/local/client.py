@@ -375,13 +375,17 @@ class SupervisedSandbox(RunningSandbox):
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
 
     @override
-    async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
+    async def enter_view(
+        self, paths: Sequence[str], *, rank: str, also: Sequence[str] = (), apart: Sequence[str] = ()
+    ) -> None:
         self._ranks.in_view = rank  # at once, as requests are answered in their order
-        answer = await self._ask({"op": "view"}, {"paths": list(paths), "also": list(also)}, "its view changed")
+        files = {"paths": list(paths), "also": list(also), "apart": list(apart)}
+        answer = await self._ask({"op": "view"}, files, "its view changed")
         self._forget_view()
         if answer["error"]:
             self._ranks.in_view = None
-            raise SandboxError(f"the local sandbox gets no pristine view: {answer['error']}")
+            kind = "shared" if apart else "pristine"
+            raise SandboxError(f"the local sandbox gets no {kind} view: {answer['error']}")
         (self._view,) = answer["handles"]
         self._asked = [*paths, *also]
 

@@ -108,13 +108,17 @@ class RunningSandbox(ABC):
         """
 
     @abstractmethod
-    async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
+    async def enter_view(
+        self, paths: Sequence[str], *, rank: str, also: Sequence[str] = (), apart: Sequence[str] = ()
+    ) -> None:
         """Switch commands and transfers to the original image, with the sandbox's current state of these paths.
 
         Args:
             paths: What is carried; where it is not there, the view has nothing there either.
             rank: That of the commands in the view.
             also: What is carried where it is there; else the image's stays.
+            apart: If there are any: see the sandbox's own files instead, with empty directories of the view's alone at
+                these paths.
 
         Raises:
             SandboxError: The kernel refuses.

@@ -21,7 +21,7 @@ from child import become_plain
 from children import answer_of, fork_entered
 from container import write_etc
 from grading import cleanup, merging
-from grading.view import FilesOfView, View, written_paths
+from grading.view import FilesOfView, View, unpin, written_paths
 from kernel.calls import (
     MS_BIND,
     MS_NODEV,
@@ -138,7 +138,13 @@ def _check(target: Target) -> None:
 
 
 def view(
-    target: Target, site: ContainerSite, number: int, paths: list[str], also: list[str], control: int
+    target: Target,
+    site: ContainerSite,
+    number: int,
+    paths: list[str],
+    also: list[str],
+    apart: list[str],
+    control: int,
 ) -> dict[str, Any]:
     """Make a view and send a descriptor of its mount namespace to a socket.
 
@@ -148,6 +154,7 @@ def view(
         number: The view's own.
         paths: As for :meth:`View.open`.
         also: As for :meth:`View.open`.
+        apart: As for :meth:`View.share`, which makes the view if there are any.
         control: A descriptor of the socket.
 
     Returns:
@@ -158,9 +165,12 @@ def view(
         os.setns(init, target.namespaces)
         made = _view(site, number)
         try:
-            made.open(paths, -1, has_network=False, also=also)
-            os.setns(made.namespace, os.CLONE_NEWNS)
-            write_etc("/etc", site.etc)
+            if apart:
+                made.share(apart, init, -1)
+            else:
+                made.open(paths, -1, has_network=False, also=also)
+                os.setns(made.namespace, os.CLONE_NEWNS)
+                write_etc("/etc", site.etc)
         except BaseException:
             made.close()
             raise
@@ -202,11 +212,14 @@ def merge(
     return _at_the_files(target, site, work)
 
 
-def drop_view(target: Target, site: ContainerSite, number: int, keeps: bool) -> dict[str, Any]:
+def drop_view(target: Target, site: ContainerSite, number: int, keeps: bool, apart: list[str]) -> dict[str, Any]:
     """Remove a view, and its files unless ``keeps`` is set."""
 
-    def work(_: int) -> dict[str, Any]:
+    def work(init: int) -> dict[str, Any]:
         _view(site, number).close(keeps=keeps)
+        if apart:
+            os.setns(init, os.CLONE_NEWNS)
+            unpin(apart)
         return {}
 
     return _at_the_files(target, site, work)

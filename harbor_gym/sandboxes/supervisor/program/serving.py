@@ -30,7 +30,7 @@ import namespaces
 from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of
 from children import Children
 from grading import cleanup, merging, view
-from grading.view import FilesOfView, View, ViewError
+from grading.view import FilesOfView, View, ViewError, unpin
 from kernel import cgroups, packet_filter, programs, system_calls
 from kernel.calls import (
     PR_SET_CHILD_SUBREAPER,
@@ -84,6 +84,7 @@ class _Supervisor:
         self.files_of_view = FilesOfView(layers, config.directories, config.name_server)
         self.view: View | None = None
         self.views = 0
+        self.pinned: list[str] = []
         self.loss = ""
         self.loss_kind = ""
 
@@ -288,16 +289,26 @@ class _Supervisor:
         self.children.start(request, enter, lambda: found[0])
 
     def change_view(
-        self, request: int, paths: list[str] | None, also: Sequence[str] = (), *, keeps: bool = False
+        self,
+        request: int,
+        paths: list[str] | None,
+        also: Sequence[str] = (),
+        apart: Sequence[str] = (),
+        *,
+        keeps: bool = False,
     ) -> None:
-        """Switch all commands to a pristine view with these paths; None switches back."""
+        """Switch all commands to a pristine view with these paths, or a shared one; None switches back."""
         error = ""
         self.leave_view(keeps=keeps)
         try:
             if paths is not None:
                 self.views += 1
                 self.view = View(self.files_of_view, self.ids, self.views, self.cgroups.cgroup_mounts())
-                self.view.open(paths, self.init_pidfd, has_network=self.network.is_open, also=also)
+                if apart:
+                    self.pinned = list(apart)
+                    self.view.share(self.pinned, self.mount_namespace, self.init_pidfd)
+                else:
+                    self.view.open(paths, self.init_pidfd, has_network=self.network.is_open, also=also)
         except ViewError as exc:
             error = str(exc)
             self.leave_view()
@@ -309,6 +320,10 @@ class _Supervisor:
         if self.view is not None:
             self.view.close(keeps=keeps)
             self.view = None
+        if self.pinned:
+            with self.entered():
+                unpin(self.pinned)
+            self.pinned = []
 
     def start_command(self, request: int, handles: list[int]) -> None:
         spec_handle, *stdio = handles

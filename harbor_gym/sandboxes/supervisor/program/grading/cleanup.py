@@ -22,6 +22,7 @@ _MAX_WORDS_BYTES = 4096
 _MAX_ACCOUNT_BYTES = 10_000
 _MAX_LISTED = 2500
 """Limit of the processes in a baseline's answer. A sandbox has at most 1024 unless an option sets more."""
+_MAX_NAMES = 10
 _FIRST = 1
 
 
@@ -74,7 +75,14 @@ def open_grading(directories: dict[str, list[int]], *, is_full: bool, ids: Ids) 
 
 
 def stop(
-    own: list[str], ipc_objects: list[str], terminal: list[int], leftovers: str, grace_sec: float, deadline_sec: float
+    own: list[str],
+    ipc_objects: list[str],
+    terminal: list[int],
+    leftovers: str,
+    grace_sec: float,
+    deadline_sec: float,
+    *,
+    keeps: bool,
 ) -> dict[str, Any]:
     """Stop all processes except some and their descendants, then remove System V objects.
 
@@ -86,14 +94,17 @@ def stop(
             Empty: none.
         grace_sec: Seconds from SIGTERM to SIGKILL.
         deadline_sec: Seconds for the whole stop.
+        keeps: Stop nothing and remove nothing, unless there are only the terminal's processes.
 
     Returns:
-        How many processes were ``stopped``, and how many were ``left`` at the deadline.
+        How many processes were ``stopped``, ``kept``, and ``left`` at the deadline; the ``names`` of those stopped.
     """
     spared, counted = frozenset(own), _Counted(leftovers)
     ends = time.monotonic() + deadline_sec
     victims, _ = _sorted(spared)
     counted.add(victims)
+    if keeps and counted.identities:
+        return {"stopped": 0, "left": 0, "kept": len(counted.identities), "names": []}
     for pid in victims:
         _signal(pid, signal.SIGKILL if pid in terminal else signal.SIGTERM)
     kills_from = time.monotonic() + grace_sec
@@ -112,10 +123,11 @@ def stop(
         if looks:
             time.sleep(_PAUSE_SEC)
     left = _sorted(spared)[0]
-    ipc.remove_objects(frozenset(ipc_objects))
+    if not keeps:
+        ipc.remove_objects(frozenset(ipc_objects))
     if leftovers:
         removal.remove(leftovers)
-    return {"stopped": len(counted.identities), "left": len(left)}
+    return {"stopped": len(counted.identities), "left": len(left), "kept": 0, "names": sorted(counted.names)}
 
 
 def reset_verifier_dirs(directories: list[str], owner: str, ids: Ids) -> dict[str, Any]:
@@ -157,6 +169,8 @@ class _Counted:
 
     def __init__(self, directory: str) -> None:
         self.identities: set[str] = set()
+        self.names: set[str] = set()
+        """Names of some of them."""
         self._passed: set[str] = set()
         self._directory = directory.encode()
 
@@ -166,6 +180,8 @@ class _Counted:
                 self._passed.add(process.identity)
                 if not self._directory or self._is_the_policys(pid):
                     self.identities.add(process.identity)
+                    if len(self.names) < _MAX_NAMES:
+                        self.names.add(_name(pid))
 
     def _is_the_policys(self, pid: int) -> bool:
         if words := _words(pid):
@@ -184,6 +200,14 @@ def _words(pid: int) -> bytes:
         finally:
             os.close(handle)
     return b""
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as name:  # noqa: PTH123  # as above
+            return name.read().rstrip("\n")
+    except OSError:
+        return "a process that has ended"
 
 
 def _look() -> dict[int, _Process]:

@@ -1,18 +1,19 @@
-"""A pristine view of a sandbox: the original image, and only the given paths of the policy's files.
+"""The views of a sandbox: mount namespaces of their own, for a verifier or for a later step's set-up.
 
-It is a mount namespace with a fresh overlay on the image's layers; files of the policy are only in paths bound from its
-root. Processes and network are the sandbox's. A verifier has one, and a later step's set-up, whose changes
-``merging.py`` copies to the sandbox's own files.
+A pristine view has a fresh overlay on the image's layers; files of the policy are only in paths bound from its root.
+``merging.py`` copies the changes of a set-up to the sandbox's own files. A shared view has the sandbox's own files, and
+a few directories that nobody else sees. Processes and network are the sandbox's in both.
 """
 
 import array
 import contextlib
+import errno
 import os
 import select
 import signal
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import files
@@ -22,11 +23,14 @@ from kernel.calls import (
     MS_BIND,
     MS_NODEV,
     MS_NOSUID,
+    MS_PRIVATE,
     MS_REC,
     MS_REMOUNT,
+    attach,
     become_root,
     mount,
     mount_by,
+    open_tree,
     pivot_root,
     unmount,
 )
@@ -38,7 +42,10 @@ _ANYTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _TIMEOUT_SEC = 10.0
 """Limit for mounting the view: the policy may stop its process, by a service that the task keeps running."""
 _UP, _REPORT_BYTES = b"up", 2000
+_OWN_NAMESPACE = "/proc/self/ns/mnt"
 _MAX_PATHS, _MAX_PATHS_BYTES = 5000, 40_000
+_PIN_TRIES = 50
+"""For one directory, which a process of the policy may move away meanwhile."""
 
 
 class ViewError(Exception):
@@ -91,9 +98,39 @@ class View:
             namespaces.mount_overlay(self._files.layers, self._place, is_plain=True)
             for path in (*paths, *also):
                 self._carry(path, or_image=path in also)
-            self._enclose(user_namespace, has_network)
+            self._enclose(user_namespace, lambda: self._pristine(has_network))
         except OSError as exc:
             raise ViewError(str(exc)) from exc
+
+    def share(self, directories: list[str], namespace: int, user_namespace: int) -> None:
+        """Make a view of the sandbox's own files in which some directories are empty ones of the view's alone.
+
+        In the sandbox these directories are made if they are missing, and until :func:`unpin` neither they nor those
+        above them can be moved or removed: the view's would go with them.
+
+        Args:
+            directories: Absolute paths.
+            namespace: A descriptor of the sandbox's mount namespace, or a pidfd of a process in it.
+            user_namespace: As for :meth:`open`.
+
+        Raises:
+            ViewError: The kernel refuses, or a directory's path leads over a link.
+        """
+        trees: list[int] = []
+        try:
+            os.mkdir(self._place, 0o755)  # noqa: PTH102  # as above
+            owner = self._ids.outside(0)
+            for number in range(len(directories)):
+                here = f"{self._place}/{number}"
+                os.mkdir(here, 0o755)  # noqa: PTH102  # as above
+                os.chown(here, owner, owner)
+                trees.append(open_tree(here))
+            self._enclose(user_namespace, lambda: _beside(namespace, dict(zip(directories, trees, strict=True))))
+        except OSError as exc:
+            raise ViewError(str(exc)) from exc
+        finally:
+            for tree in trees:
+                os.close(tree)
 
     def merge(self, asked: list[str], *, keeps: bool) -> dict[str, Any]:
         """Copy the changes made in the view to the sandbox's own files; see :func:`merging.merge`."""
@@ -160,13 +197,13 @@ class View:
             place = removal.exchanged(place, name, _ANYTHING)
         return place
 
-    def _enclose(self, user_namespace: int, has_network: bool) -> None:
+    def _enclose(self, user_namespace: int, work: Callable[[], int]) -> None:
         """Make the mount namespace in a process that acts as the sandbox's root, and receive its descriptor."""
         up, ready = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
             up.close()
-            self._make_namespace(user_namespace, has_network, ready)
+            _make_namespace(user_namespace, work, ready)
         ready.close()
         with up:
             answered, _, _ = select.select([up], [], [], _TIMEOUT_SEC)
@@ -176,30 +213,92 @@ class View:
                 raise ViewError(output.decode("utf-8", "replace") or "its process ended without a reason")
             (self.namespace,) = handles
 
-    def _make_namespace(self, user_namespace: int, has_network: bool, ready: socket.socket) -> NoReturn:
-        try:
-            if user_namespace >= 0:
-                os.setns(user_namespace, os.CLONE_NEWUSER)
-                become_root()
-            os.unshare(os.CLONE_NEWNS)
-            own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            root = f"{self._place}/root"
-            steps = Steps()
-            mount_by(steps, root, root, None, MS_BIND | MS_REC)
-            namespaces.dress(steps, root, self._cgroup_mounts)
-            pivot_root(steps, root)
-            steps.perform()
-            files.remake_directories(self._files.directories)
-            if has_network:
-                # It may be a carried file, which is the sandbox's own then.
-                with contextlib.suppress(OSError):
-                    files.name_server(self._files.name_server)
-            socket.send_fds(ready, [_UP], [own])
-        except BaseException as exc:  # a forked child must never return into its parent's code
+    def _pristine(self, has_network: bool) -> int:
+        """Let this process have the view as its mount namespace; return a descriptor of that."""
+        os.unshare(os.CLONE_NEWNS)
+        own = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+        root = f"{self._place}/root"
+        steps = Steps()
+        mount_by(steps, root, root, None, MS_BIND | MS_REC)
+        namespaces.dress(steps, root, self._cgroup_mounts)
+        pivot_root(steps, root)
+        steps.perform()
+        files.remake_directories(self._files.directories)
+        if has_network:
+            # It may be a carried file, which is the sandbox's own then.
             with contextlib.suppress(OSError):
-                ready.send(str(exc).encode("utf-8", "replace")[:_REPORT_BYTES])
-        finally:
-            os._exit(0)
+                files.name_server(self._files.name_server)
+        return own
+
+
+def _make_namespace(user_namespace: int, work: Callable[[], int], ready: socket.socket) -> NoReturn:
+    try:
+        if user_namespace >= 0:
+            os.setns(user_namespace, os.CLONE_NEWUSER)
+            become_root()
+        socket.send_fds(ready, [_UP], [work()])
+    except BaseException as exc:  # a forked child must never return into its parent's code
+        with contextlib.suppress(OSError):
+            ready.send(str(exc).encode("utf-8", "replace")[:_REPORT_BYTES])
+    finally:
+        os._exit(0)
+
+
+def _beside(namespace: int, trees: dict[str, int]) -> int:
+    """Let this process have the sandbox's files, with other directories in some places; see :meth:`View.share`."""
+    os.setns(namespace, os.CLONE_NEWNS)
+    os.umask(0o022)
+    for path in _pinned(trees):
+        _pin(path, is_given=path in trees)
+    os.unshare(os.CLONE_NEWNS)
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    for path, tree in trees.items():
+        attach(tree, path)
+    return os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _pinned(directories: Iterable[str]) -> list[str]:
+    """Return directories and all above them, each after the one that it is in."""
+    paths: set[str] = set()
+    for path in directories:
+        while path != "/":
+            paths.add(path)
+            path = os.path.dirname(path)  # noqa: PTH120  # as above
+    return sorted(paths)
+
+
+def _pin(path: str, *, is_given: bool) -> None:
+    """Mount a directory, made if it is missing, on itself: what is a mount point can't be moved or removed."""
+    for _ in range(_PIN_TRIES):
+        if is_given:
+            removal.remove_unless_directory(path)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o755)  # noqa: PTH102  # as above
+        with contextlib.suppress(FileNotFoundError):  # it was moved away
+            place = os.open(path, _DIRECTORY)
+            try:
+                mount(f"/proc/self/fd/{place}", f"/proc/self/fd/{place}", None, MS_BIND)
+            finally:
+                os.close(place)
+            if _is_mount_point(path):
+                return
+    raise OSError(errno.EBUSY, f"{path} does not stay in its place")
+
+
+def _is_mount_point(path: str) -> bool:
+    """Return whether a directory is a mount point; an empty one that is none is removed."""
+    try:
+        os.rmdir(path)  # noqa: PTH106  # as above
+    except OSError as exc:
+        return exc.errno == errno.EBUSY
+    return False
+
+
+def unpin(directories: Iterable[str]) -> None:
+    """Undo :meth:`View.share` in the sandbox, in its mount namespace."""
+    for path in reversed(_pinned(directories)):
+        with contextlib.suppress(OSError):
+            unmount(path)
 
 
 def _received(control: socket.socket) -> tuple[bytes, list[int]]:

@@ -28,7 +28,7 @@ _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _CAPABILITY_VERSION_3 = 0x20080522
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-_MNT_DETACH = 2
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
 _ATTR_RDONLY, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x4, 0x100000
@@ -102,14 +102,24 @@ def bind_shifted(source: str, target: str, user_namespace: int) -> None:
     Raises:
         OSError: The kernel (before 5.12) or the file system has no such mounts.
     """
-    tree = _call(_OPEN_TREE, f"open {source}", _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    tree = open_tree(source)
     try:
         attributes = struct.pack("QQQQ", _ATTR_IDMAP | _ATTR_RDONLY | _ATTR_NODEV, 0, 0, user_namespace)
         what = f"map the ids of {source}"
         _call(_MOUNT_SETATTR, what, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
-        _call(_MOVE_MOUNT, f"mount {source}", tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+        attach(tree, target)
     finally:
         os.close(tree)
+
+
+def open_tree(source: str) -> int:
+    """Return a descriptor of a mount of a directory, which :func:`attach` gives a place in any mount namespace."""
+    return _call(_OPEN_TREE, f"open {source}", _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+
+
+def attach(tree: int, target: str) -> None:
+    """Mount what :func:`open_tree` returned on a directory."""
+    _call(_MOVE_MOUNT, f"mount on {target}", tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
 
 
 def memory_directory(size: int, mode: int = 0o711) -> int:
@@ -151,7 +161,7 @@ def pivot_root(steps: Steps, directory: str) -> None:
 
 def unmount(directory: str) -> None:
     """Unmount a directory: it is hidden at once, and released when no process uses it any more."""
-    _checked(_libc.umount2(directory.encode(), _MNT_DETACH), f"unmount {directory}")
+    _checked(_libc.umount2(directory.encode(), _MNT_DETACH | _UMOUNT_NOFOLLOW), f"unmount {directory}")
 
 
 def _capability_data() -> tuple[Any, Any]:
