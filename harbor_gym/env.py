@@ -731,6 +731,8 @@ class AsyncTerminalGymEnv:
             info["verifier_output"], info["verifier_files"] = end.verifier.output, dict(end.verifier.files)
         info["metrics"]["time/verifier_sec"] = end.verifier_sec
         info["metrics"]["stopped_processes"] = end.stopped_processes
+        if end.stopped_names:
+            info["stopped_processes"] = end.stopped_names
         if end.oom_kills is not None:
             info["metrics"]["oom_kills"] = end.oom_kills
         if episode.step_names:

@@ -208,6 +208,10 @@ class EpisodeInfo(TypedDict, total=False):
     episode_reward: ReadOnly[float]
     """When done: the scalar made of ``rewards``; the rewards of the episode's transitions sum to it."""
 
+    stopped_processes: tuple[str, ...]
+    """At the end of an episode or step: names of processes of the policy that were stopped before grading, at most ten.
+    ``metrics["stopped_processes"]`` is their number."""
+
     missing_protections: tuple[str, ...]
     """When done: the protections of the grading that the sandbox lacked, one sentence each; empty if it has all."""
 

@@ -124,6 +124,9 @@ class PhaseEnd:
     stopped_processes: int
     """Processes of the policy that still ran and were killed before grading."""
 
+    stopped_names: tuple[str, ...]
+    """The names of some of them."""
+
     oom_kills: int | None
     """Processes that the sandbox's memory limit killed during the phase; None where the sandbox doesn't report it."""
 
@@ -390,6 +393,7 @@ class Episode:
             verifier_sec=0.0,
             episode_rewards=self._guard.rewards_without_verdict(),
             stopped_processes=self._guard.stopped.processes,
+            stopped_names=self._guard.stopped.names,
             oom_kills=self._guard.stopped.oom_kills,
             is_gated=False,
             breakage=breakage,
@@ -509,6 +513,7 @@ class Episode:
             verifier_sec=_seconds(graded.verifier),
             episode_rewards=_floats(combined or {}),
             stopped_processes=self._guard.stopped.processes,
+            stopped_names=self._guard.stopped.names,
             oom_kills=self._guard.stopped.oom_kills,
             is_gated=next_phase is None and begun < len(self._task.config.steps or ()),
         )

@@ -257,9 +257,8 @@ async def test_what_a_later_steps_setup_starts_runs_on_only_where_the_task_keeps
         "#!/bin/bash\nif pgrep -f 'sleep 101[0]' >/dev/null; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     )
     task_dir = write_two_steps(tmp_path / "served", of_the_first="", test_sh=judge)
-    if keeps:
-        with (task_dir / "task.toml").open("a") as file:
-            file.write("[metadata]\nkeep_agent_processes = true\n")
+    with (task_dir / "task.toml").open("a") as file:
+        file.write(f"[metadata]\nkeep_agent_processes = {str(keeps).lower()}\n")
     (task_dir / "steps/two/workdir").mkdir()
     (task_dir / "steps/two/workdir/setup.sh").write_text("setsid sleep 1010 >/dev/null 2>&1 &\n")
     ends, _ = await run_episode(task_dir, ["true", "setsid --fork sleep 1011"], sandbox="local")

@@ -132,7 +132,8 @@ async def test_row_06_work_after_the_time_limit_does_not_count(tmp_path: Path) -
     wait = "while grep -qs 'sleep 2[0];' /proc/[0-9]*/cmdline; do sleep 0.1; done"
     test_sh = f"#!/bin/bash\n{wait}\n[ -e /srv/answer ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
     late = f"(setsid env -i sh -c 'sleep 20; {DONE.strip()}' &)"
-    async with make_env(write_task(tmp_path / "late", test_sh=test_sh), time_limit_sec=0.2) as env:
+    task = write_task(tmp_path / "late", test_sh=test_sh)
+    async with make_env(task, time_limit_sec=0.2, keep_agent_processes=False) as env:
         await env.reset()
         _, reward, done, info = await env.step([(f"{late}; sleep 0.3\n", 30.0)])
     assert (reward, done) == (0.0, True)

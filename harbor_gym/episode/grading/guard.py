@@ -102,6 +102,8 @@ class GradingGuard:
         """The sandbox's report about a verifier that gave no verdict."""
         self.stopping: asyncio.Task[object] | None = None
         """The task in which Harbor stops the sandbox."""
+        self.stopped_names: tuple[str, ...] = ()
+        """The names of some of the policy's processes that were stopped before a verification."""
         self._breakage: str | None = None
         self._failure: SandboxError | None = None
         self._attach()
@@ -114,6 +116,7 @@ class GradingGuard:
         trial.add_hook(TrialEvent.AGENT_END, self._end_phase)
         trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
         trial.add_hook(TrialEvent.CANCEL, self._abandon)
+        trial.add_hook(TrialEvent.END, self._end)
         _harbor_patches.examine_before_stop(environment, self._examine)
         _harbor_patches.precede_commands(environment, self._begin_set_up)
         _harbor_patches.leave_out_reward_removal(environment, trial.agent_env_paths.verifier_dir)
@@ -218,6 +221,7 @@ class GradingGuard:
         terminal, self.terminal = self.terminal, None
         async with self._blaming_policy():
             self.stopped = await self._watch.end_phase(keep_processes=self._keeps, terminal=terminal)
+        self.stopped_names = tuple(dict.fromkeys((*self.stopped_names, *self.stopped.names)))
 
     async def _begin_verification(self, _: TrialHookEvent) -> None:
         """Give the verifier a view of its own, or at least directories without the policy's files."""
@@ -261,6 +265,11 @@ class GradingGuard:
 
     async def _abandon(self, _: TrialHookEvent) -> None:
         self._is_abandoned = True
+
+    async def _end(self, _: TrialHookEvent) -> None:
+        verdict = self._trial.result.verifier_result
+        if self.stopped_names and verdict is not None and not any((verdict.rewards or {}).values()):
+            _note_stopped(self._trial.task.name, self.stopped_names)
 
     async def _examine(self) -> None:
         """Examine a sandbox whose verifier gave no verdict, before Harbor stops it."""
@@ -334,6 +343,22 @@ def current_step(trial: Trial) -> StepConfig | None:
     """Return the running step of a multi-step trial; None before the first, and in any other trial."""
     begun, steps = len(trial.result.step_results or ()), trial.task.config.steps
     return steps[begun - 1] if steps and begun else None
+
+
+_explained: set[str] = set()
+
+
+def _note_stopped(task: str, names: tuple[str, ...]) -> None:
+    """Log what was stopped before a task's verifier paid 0, once for a task."""
+    if task in _explained:
+        return
+    _explained.add(task)
+    _logger.warning(
+        "task %s: the reward is 0, and before grading these processes of the policy were stopped: %s. If the verifier "
+        "needs them, set keep_agent_processes = true under [metadata]",
+        task,
+        ", ".join(names),
+    )
 
 
 def _plan_view(trial: Trial, verify_paths: VerifyPaths) -> VerifierView | None:

@@ -68,10 +68,13 @@ async def test_what_runs_on_writes_no_verdict(door: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("door", ["own loop", "terminus-2"])  # the other agent ends its terminal's processes
-async def test_the_forger_has_its_way_where_it_may_run_on(door: str, tmp_path: Path) -> None:
-    """The attack above is one."""
-    rollout = await play(door, write_task(tmp_path / "task", test_sh=SLOW_NO), RUNS_ON, keep_agent_processes=True)
-    assert rollout.reward == 1.0
+async def test_a_service_of_the_policys_is_there_for_the_verifier(door: str, tmp_path: Path) -> None:
+    served = "#!/bin/bash\npgrep -f '[s]leep 1007' >/dev/null; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    task = write_task(tmp_path / "task", test_sh=served)
+    serves = "setsid sleep 1007 >/dev/null 2>&1 </dev/null &\n"
+    for keeps, reward in ((None, 1.0), (False, 0.0)):
+        rollout = await play(door, task, serves, keep_agent_processes=keeps)
+        assert (rollout.reward, rollout.error) == (reward, None)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -124,5 +127,6 @@ async def test_a_sandbox_without_a_protection_is_named_in_the_result(tmp_path: P
             sandbox_options={"solved_when": {"/srv/answer": "done"}},
         )
         assert rollout.reward == 1.0
-        assert len(rollout.missing_protections) == 2
+        assert len(rollout.missing_protections) == 3
+        assert "keep_agent_processes = false" in rollout.missing_protections[1]
         assert "fake sandboxes have no pristine view" in rollout.missing_protections[0]

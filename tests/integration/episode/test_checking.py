@@ -65,21 +65,12 @@ def test_without_a_solution_the_best_word_is_unproven(
 
 
 @pytest.mark.parametrize(
-    ("plain", "kept", "stopped", "verdict", "reason"),
-    [
-        (1.0, 1.0, 0, Verdict.UNSOLVED, "keep_agent_processes = true"),
-        (1.0, 1.0, 2, Verdict.UNSOLVED, "2 of its processes were stopped"),
-        (1.0, 0.0, 0, Verdict.UNSOLVED, "empties /logs/verifier"),
-        (0.0, None, 0, Verdict.UNSOLVED, "scores 0, not 1"),
-    ],
+    ("plain", "reason"),
+    [(1.0, "empties /logs/verifier"), (1.0, "keep_agent_processes = false"), (0.0, "scores 0, not 1")],
 )
-def test_where_plain_trial_and_episode_differ_the_reason_states_why(
-    plain: float, kept: float | None, stopped: int, verdict: Verdict, reason: str
-) -> None:
-    check = TaskCheck(
-        task="t", path=Path("t"), oracle=(0.0,), nop=(0.0,), plain=plain, kept=kept, stopped_processes=stopped
-    )
-    assert check.verdict is verdict
+def test_where_plain_trial_and_episode_differ_the_reason_states_why(plain: float, reason: str) -> None:
+    check = TaskCheck(task="t", path=Path("t"), oracle=(0.0,), nop=(0.0,), plain=plain)
+    assert check.verdict is Verdict.UNSOLVED
     assert reason in (check.reason or "")
 
 
@@ -287,16 +278,27 @@ async def test_a_solution_that_only_a_plain_trial_rewards_is_named_with_what_the
     tmp_path: Path, plan: CheckPlan
 ) -> None:
     """The policy that types the solution's very commands gets the check's reward, not a plain trial's."""
-    lacking = write_task(tmp_path / "lacking", test_sh=PASS_IF_SERVED)
-    keeping = write_task(tmp_path / "keeping", test_sh=PASS_IF_SERVED, toml="[metadata]\nkeep_agent_processes = true\n")
-    for task in (lacking, keeping):
+    tables = {
+        "stopping": "keep_agent_processes = false\n",
+        "viewed": 'verify_paths = ["/srv"]\n',
+        "keeping": 'verify_paths = ["/srv"]\nkeep_agent_processes = true\n',
+        "plain": "",
+    }
+    tasks = [
+        write_task(tmp_path / name, test_sh=PASS_IF_SERVED, toml=f"[metadata]\n{table}")
+        for name, table in tables.items()
+    ]
+    for task in tasks:
         (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{SERVES}")
     honest = replace(plan, try_exploits=False)
-    unsolved, ok = await check_tasks([lacking, keeping], honest, concurrency=2)
-    assert (unsolved.verdict, unsolved.oracle, unsolved.plain) == (Verdict.UNSOLVED, (0.0,), 1.0)
-    assert "keep_agent_processes = true" in (unsolved.reason or "")
-    assert "the plain trial scores 1, the episode 0" in (unsolved.reason or "")
-    assert (ok.verdict, ok.oracle, ok.plain) == (Verdict.OK, (1.0,), 1.0)
+    stopping, viewed, *oks = await check_tasks(tasks, honest, concurrency=2)
+    assert (stopping.verdict, stopping.oracle, stopping.plain) == (Verdict.UNSOLVED, (0.0,), 1.0)
+    assert "the plain trial scores 1, the episode 0" in (stopping.reason or "")
+    assert "keep_agent_processes = false" in (stopping.reason or "")
+    assert (viewed.verdict, viewed.oracle, viewed.plain) == (Verdict.UNSOLVED, (1.0,), 1.0)
+    assert "2 processes that it left and that were stopped before grading" in (viewed.reason or "")
+    for ok in oks:
+        assert (ok.verdict, ok.oracle, ok.plain) == (Verdict.OK, (1.0,), 1.0)
 
 
 @pytest.mark.local

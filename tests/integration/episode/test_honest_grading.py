@@ -53,19 +53,13 @@ DISGUISES = {
 }
 
 
+@pytest.mark.parametrize("keeps", [None, False])
 @pytest.mark.parametrize("disguise", DISGUISES)
-async def test_nothing_of_the_policys_runs_on_while_it_is_graded(tmp_path: Path, disguise: str) -> None:
+async def test_nothing_that_runs_on_writes_the_verdict(tmp_path: Path, disguise: str, keeps: bool | None) -> None:
     task_dir = write_task(tmp_path / "forged", test_sh=SLOW_NO)
-    reward, info = await episode(task_dir, DISGUISES[disguise].format(FORGER))
+    reward, info = await episode(task_dir, DISGUISES[disguise].format(FORGER), keep_agent_processes=keeps)
     assert reward == 0.0
     assert info.get("rewards") == {"reward": 0.0}
-
-
-async def test_a_forger_that_may_run_on_does_win(tmp_path: Path) -> None:
-    """The gate above is one: without it the forger has its way."""
-    task_dir = write_task(tmp_path / "forged", test_sh=SLOW_NO)
-    reward, _ = await episode(task_dir, f"({FORGER}) &", keep_agent_processes=True)
-    assert reward == 1.0
 
 
 async def test_kept_processes_of_another_user_can_not_write_the_verdict(tmp_path: Path) -> None:
@@ -128,10 +122,11 @@ echo "{\\"service\\": $(is "$(pgrep -f 'bin/[s]erve')"), \\"policy\\": $(is "$(p
     > /logs/verifier/reward.json
 """
     task_dir = write_task(tmp_path / "served", dockerfile=DOCKERFILE, toml=SERVICE, test_sh=test_sh)
-    _, info = await episode(task_dir, "setsid sleep 1007 & sleep 0.3", reward_function="max")
-    assert info.get("rewards") == {"service": 1.0, "policy": 0.0}
-    _, info = await episode(task_dir, "setsid sleep 1007 &", reward_function="max", keep_agent_processes=True)
-    assert info.get("rewards") == {"service": 1.0, "policy": 1.0}
+    for keeps, policy in ((False, 0.0), (None, 1.0)):
+        _, info = await episode(
+            task_dir, "setsid sleep 1007 & sleep 0.3", reward_function="max", keep_agent_processes=keeps
+        )
+        assert info.get("rewards") == {"service": 1.0, "policy": policy}
 
 
 LEAVINGS = {

@@ -102,7 +102,7 @@ async def test_a_forgery_behind_the_fork_pays_its_own_episode_alone(
     tmp_path: Path, attacker: str, mode: ForkMode
 ) -> None:
     """Graded as Harbor does, where each of these pays: it would pay another that it reached."""
-    settings: dict[str, Any] = {"verify_paths": "off", "keep_agent_processes": True}
+    settings: dict[str, Any] = {"verify_paths": "off"}
     async with copied(tmp_path, mode, 2, "cd /tmp", **settings) as (parent, first, second):
         forger, *others = (parent, first, second) if attacker == "the episode" else (first, parent, second)
         for line in PAYS.values():
@@ -111,8 +111,7 @@ async def test_a_forgery_behind_the_fork_pays_its_own_episode_alone(
 
 
 @pytest.mark.parametrize("forgery", PAYS)
-async def test_each_of_those_forgeries_pays(tmp_path: Path, forgery: str) -> None:
-    settings: dict[str, Any] = {"verify_paths": "off", "keep_agent_processes": True}
-    async with copied(tmp_path, "replay", 1, "cd /tmp", **settings) as (_, copy):
+async def test_each_of_those_forgeries_pays_but_the_daemons(tmp_path: Path, forgery: str) -> None:
+    async with copied(tmp_path, "replay", 1, "cd /tmp", verify_paths="off") as (_, copy):
         await typed(copy, PAYS[forgery])
-        assert await graded(copy) == 1.0
+        assert await graded(copy) == (0.0 if forgery == "a daemon" else 1.0)

@@ -32,7 +32,7 @@ SERVICES: dict[str, tuple[str, str]] = {
     "a server under nohup": (f"nohup {TCP} >/srv/log 2>&1 </dev/null &", ASK_TCP),
     "a daemon that forked twice": (f"(setsid {TCP} >/dev/null 2>&1 </dev/null &)", ASK_TCP),
     "another user's server": (
-        f"setsid su dev -c \"exec bash -c 'exec $(printf %q /srv/serve)'\" >/dev/null 2>&1 </dev/null &",
+        "setsid su dev -c \"exec bash -c 'exec $(printf %q /srv/serve)'\" >/dev/null 2>&1 </dev/null &",
         ASK_TCP,
     ),
     "a socket in the file system": (f"setsid {UNIX % '/srv/socket'} >/dev/null 2>&1 &", ASK_UNIX % "/srv/socket"),
@@ -104,11 +104,18 @@ async def test_a_service_of_the_policys_is_there_for_the_verifier_as_in_a_plain_
     assert info["metrics"]["stopped_processes"] == 0
 
 
-async def test_what_runs_on_is_stopped_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_what_runs_on_is_stopped_where_that_is_asked_for_and_a_zero_is_explained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     keys, asks = SERVICES["a daemon that forked twice"]
     task = write_service_task(tmp_path / "task", keys, asks)
-    reward, info = await played(task, keys, 0.5, keep_agent_processes=False)
-    assert (reward, info["metrics"]["stopped_processes"]) == (0.0, 1)
+    for _ in range(2):
+        reward, info = await played(task, keys, 0.5, keep_agent_processes=False)
+        assert (reward, info["metrics"]["stopped_processes"]) == (0.0, 1)
+        assert info.get("stopped_processes") == ("perl",)
+    assert (
+        caplog.text.count("the reward is 0, and before grading these processes of the policy were stopped: perl") == 1
+    )
     (task / "task.toml").write_text(f"{(task / 'task.toml').read_text()}[metadata]\nkeep_agent_processes = false\n")
     assert (await played(task, keys, 0.5))[0] == 0.0
 

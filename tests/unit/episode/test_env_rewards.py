@@ -115,14 +115,14 @@ async def test_a_budget_ends_a_middle_step_and_the_episode(task: Path) -> None:
 
 
 async def test_processes_that_survive_the_stop_earn_nothing(task: Path) -> None:
-    async with make_env(task, processes={"stopped": 3, "unstoppable": 1}) as env:
+    async with make_env(task, keep_agent_processes=False, processes={"stopped": 3, "unstoppable": 1}) as env:
         await env.reset()
         _, reward, done, info = await env.step(COMPLETE)
     assert (reward, done, info.get("end_reason")) == (0.0, True, EndReason.SANDBOX_BROKEN)
 
 
 async def test_stopped_processes_and_memory_kills_are_reported(task: Path) -> None:
-    async with make_env(task, processes={"stopped": 3, "oom_kills": (4, 2, 0)}) as env:
+    async with make_env(task, keep_agent_processes=False, processes={"stopped": 3, "oom_kills": (4, 2, 0)}) as env:
         await env.reset()
         *_, info = await env.step(COMPLETE)
     assert (info["metrics"]["stopped_processes"], info["metrics"]["oom_kills"]) == (3, 2)
@@ -140,7 +140,8 @@ async def test_where_the_sandbox_reports_none_there_is_no_count(task: Path) -> N
 async def test_what_the_policy_ran_out_of_is_not_the_verifiers(
     task: Path, oom_kills: tuple[int, int, int], kind: type[VerifierError]
 ) -> None:
-    settings: dict[str, Any] = {"fail": {"verifier": 1}, "processes": {"oom_kills": oom_kills}}
+    processes = {"keep_agent_processes": False, "processes": {"oom_kills": oom_kills}}
+    settings: dict[str, Any] = {"fail": {"verifier": 1}, **processes}
     async with make_env(task, ambiguous_failures="infrastructure", **settings) as env:
         await env.reset()
         with pytest.raises(VerifierError) as caught:

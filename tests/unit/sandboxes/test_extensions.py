@@ -20,7 +20,7 @@ SUPPORTED: dict[type[BaseEnvironment], set[str]] = {
     LocalEnvironment: {
         *("SupportsExecArgv", "SupportsExecPipes", "SupportsVerifierView", "SupportsCleanUp", "SupportsIsUp"),
         *("SupportsSetUpView", "SupportsWrittenPaths", "ReportsServices", "DeclaresKnownFailures"),
-        "SupportsProcessCopies",
+        *("SupportsProcessCopies", "SupportsSharedView"),
     },
     DockerEnvironment: {"SupportsExecArgv", "SupportsIsUp", "SupportsSharedSetup", "DeclaresKnownFailures"},
     HarborsDocker: set(),

@@ -67,8 +67,8 @@ def opened(*, is_full: bool = False) -> dict[str, Any]:
     return {"problem": "", "is_full": is_full}
 
 
-def stopped(count: int, left: int = 0, oom_kills: int | None = 0) -> dict[str, Any]:
-    return {"stopped": count, "left": left, "oom_kills": oom_kills}
+def stopped(count: int, left: int = 0, oom_kills: int | None = 0, kept: int = 0, *names: str) -> dict[str, Any]:
+    return {"stopped": count, "left": left, "oom_kills": oom_kills, "kept": kept, "names": names}
 
 
 # -- the baseline ------------------------------------------------------------------------------------------------------
@@ -146,14 +146,15 @@ async def test_a_cleanup_that_takes_too_long_is_the_policys_doing_where_none_of_
 
 
 async def test_a_sandbox_that_stops_by_itself_is_given_what_to_spare() -> None:
-    environment = Able(stopped(4, oom_kills=None))
+    environment = Able(stopped(4, 0, None, 0, "nginx", "a\x1b[31mb"))
     terminal = Leftovers(pids=("40",), directory="/run/.terminal-x")
-    assert await cleanup.stop_processes(sandbox(environment), OWN, terminal=terminal) == CleanupResult(4, None)
+    result = await cleanup.stop_processes(sandbox(environment), OWN, terminal=terminal)
+    assert result == CleanupResult(4, None, names=("nginx", "a\\x1b[31mb")), "a name is the policy's text"
     ((what, arguments),) = environment.asked
     assert what == "stop"
     assert arguments["own"] == ["1:0", "7:350"]
     assert (arguments["ipc_objects"], arguments["terminal"]) == (["shm:3"], [40])
-    assert arguments["leftovers"] == "/run/.terminal-x"
+    assert (arguments["leftovers"], arguments["keeps"]) == ("/run/.terminal-x", False)
     assert 0 < arguments["grace_sec"] < arguments["deadline_sec"]
 
 
@@ -216,13 +217,14 @@ async def test_the_policys_processes_are_stopped_and_its_memory_kills_counted() 
 
 
 async def test_kept_processes_outlive_the_phase_and_the_verifier_between_steps() -> None:
-    environment = Able(baseline("1:0"), opened(), baseline("1:0", "9:5"), stopped(1))
+    environment = Able(baseline("1:0"), stopped(0, kept=1), opened(), baseline("1:0", "9:5"), stopped(1))
     watch = ProcessWatch(sandbox(environment))
     await watch.begin_phase()
-    assert await watch.end_phase(keep_processes=True, terminal=None) == CleanupResult(0, None)
+    assert await watch.end_phase(keep_processes=True, terminal=None) == CleanupResult(0, 0, kept=1)
     await watch.begin_verification(is_last=False)
     await watch.end_verification()
-    assert [what for what, _ in environment.asked] == ["baseline", "open_grading", "baseline", "stop"]
+    assert [what for what, _ in environment.asked] == ["baseline", "stop", "open_grading", "baseline", "stop"]
+    assert [arguments.get("keeps") for what, arguments in environment.asked if what == "stop"] == [True, False]
     assert environment.asked[-1][1]["own"] == ["1:0", "9:5"], "what the policy was to keep is spared"
     await watch.end_verification()
     assert environment.answers == [], "only once"
@@ -243,12 +245,29 @@ async def test_only_what_ran_before_the_first_phase_is_the_tasks_own() -> None:
 
 
 async def test_what_was_to_be_kept_is_not_stopped_when_the_verifier_begins() -> None:
-    environment = Able(baseline("1:0"), opened())
+    environment = Able(baseline("1:0"), stopped(0, kept=2), opened())
     watch = ProcessWatch(sandbox(environment))
     await watch.begin_phase()
     await watch.end_phase(keep_processes=True, terminal=None)
     await watch.stop_again()
-    assert [what for what, _ in environment.asked] == ["baseline", "open_grading"]
+    assert [what for what, _ in environment.asked] == ["baseline", "stop", "open_grading"]
+
+
+async def test_where_nothing_was_to_be_kept_what_is_started_later_is_stopped() -> None:
+    environment = Able(baseline("1:0"), stopped(0), opened(), stopped(1))
+    watch = ProcessWatch(sandbox(environment))
+    await watch.begin_phase()
+    await watch.end_phase(keep_processes=True, terminal=None)
+    await watch.stop_again()
+    assert [arguments["keeps"] for what, arguments in environment.asked if what == "stop"] == [True, False]
+
+
+async def test_a_sandbox_that_is_cleaned_up_by_a_script_is_not_asked_for_what_runs_on() -> None:
+    environment = Scripted("baseline - 1:0\n0:0 755 /\n", "opened\n")
+    watch = ProcessWatch(sandbox(environment))
+    await watch.begin_phase()
+    assert (await watch.end_phase(keep_processes=True, terminal=None)).kept == 1
+    assert watch.keeps_processes
 
 
 async def test_an_agents_own_processes_are_noticed() -> None:
