@@ -87,6 +87,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         "a_user_stays_who_it_was": "Docker looks users up in the container's own /etc/passwd",
         "a_verifier_sees_the_image_and_what_counts": "a container has no second root for its verifier",
         "a_verifier_is_closed_to_all_outside_of_its_view": "a container has no second root for its verifier",
+        "a_verifiers_directories_can_be_its_own": "all commands of a container see the same files",
         "what_ran_before_the_policy_is_closed_to_it": "all commands of a container have the same rights",
         "no_program_inside_takes_part_in_directory_calls": "Harbor asks for them by the container's own shell",
         "a_set_up_runs_with_the_images_programs": "a container has no second root for a later step's set-up",

@@ -6,7 +6,12 @@ from pathlib import Path, PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
 
-from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
+from harbor_gym.sandboxes.extensions import (
+    SupportsCleanUp,
+    SupportsSetUpView,
+    SupportsSharedView,
+    SupportsVerifierView,
+)
 from harbor_gym.testing.conformance.behaviours import Family, expect, expect_equal
 from harbor_gym.testing.conformance.probe import UID, USER, Probe
 
@@ -188,6 +193,36 @@ async def a_verifier_sees_the_image_and_what_counts(probe: Probe) -> None:
     finally:
         await sandbox.leave_verifier_view()
     expect_equal(await probe.output("cat /usr/local/bin/planted"), "mine", "the sandbox's own file after the view")
+
+
+_FORGING = """\
+mkdir -p /logs/verifier
+setsid sh -c 'while :; do
+    mv /logs/verifier /logs/x; mv /logs /srv/x; rm -rf /logs/x /srv/x
+    mkdir -p /logs/verifier; echo forged > /logs/verifier/verdict
+    for root in /proc/[0-9]*/root; do echo forged > $root/logs/verifier/verdict; done
+done' >/dev/null 2>&1 </dev/null &
+"""
+
+
+@CONFINEMENT.behaviour_alone
+async def a_verifiers_directories_can_be_its_own(probe: Probe) -> None:
+    """What runs outside of a shared view neither sees the verifier's directories nor puts others in their place."""
+    sandbox = await probe.fresh()
+    expect(isinstance(sandbox, SupportsSharedView), "it has no shared view for a verifier (enter_shared_view)")
+    assert isinstance(sandbox, SupportsSharedView)
+    assert isinstance(sandbox, SupportsCleanUp)
+    await sandbox.clean_up("baseline", {}, timeout_sec=20)
+    await probe.output(_FORGING, sandbox=sandbox, user="root", cwd="/")
+    await sandbox.enter_shared_view([PurePosixPath("/logs/verifier")])
+    try:
+        judge = "echo ours > /logs/verifier/verdict; echo shared > /srv/seen; sleep 0.3; cat /logs/verifier/*"
+        found = await probe.output(judge, sandbox=sandbox, user="root", cwd="/")
+        expect_equal(found, "ours", "what is in the verifier's own directory")
+    finally:
+        await sandbox.leave_verifier_view()
+    found = await probe.output("cat /srv/seen", sandbox=sandbox, user="root", cwd="/")
+    expect_equal(found, "shared", "a file that the verifier wrote elsewhere")
 
 
 @CONFINEMENT.behaviour_alone

@@ -401,6 +401,13 @@ class HasNoView(Broken):
     async def enter_verifier_view(self, verify_paths: Any) -> None: ...
 
 
+class SharesAllDirectories(Broken):
+    breaks = ("a_verifiers_directories_can_be_its_own",)
+
+    @override
+    async def enter_shared_view(self, directories: Any) -> None: ...
+
+
 class HasNoViewForSetUps(Broken):
     breaks = ("a_set_up_runs_with_the_images_programs",)
     enter_set_up_view: Any = None

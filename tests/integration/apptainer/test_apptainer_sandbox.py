@@ -14,10 +14,11 @@ from harbor_gym.errors import SandboxLostError, SandboxStartError, TaskError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, file_name
 from tests.helpers.benchmarks import run_benchmark
+from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
-from tests.helpers.tasks import BASE, DONE, write_task
+from tests.helpers.tasks import BASE, DONE, FORGER, write_task
 from tests.integration.episode.test_kill import contents, kill_rounds, mounts
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.usefixtures("nothing_left")]
@@ -165,6 +166,20 @@ async def test_an_episode_is_solved_and_graded_in_a_pristine_view(task_dir: Path
         await env.step([(DONE, 30.0)])
         _, reward, *_ = await env.step('{"analysis": "", "plan": "", "commands": [], "task_complete": true}')
         assert reward == 1
+
+
+async def test_what_runs_on_is_there_for_the_verifier_and_writes_no_verdict(task_dir: Path) -> None:
+    judge = "#!/bin/bash\npgrep -f '[s]leep 1007' >/dev/null; echo $((1 - $?)) > /logs/verifier/reward.txt; sleep 0.5\n"
+    (task_dir / "tests/test.sh").write_text(judge)
+    environment = TerminalEnvConfig(task_dir=task_dir, sandbox="apptainer", confirm_task_complete=False)
+    forges = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+    moves = f"mv /logs/verifier /logs/$RANDOM; {forges}; mv /tests /$RANDOM"
+    async with AsyncTerminalGymEnv(environment) as env:
+        for left, paid in (("sleep 1007", 1), (f"bash -c '{FORGER}'", 0), (f"bash -c 'while :; do {moves}; done'", 0)):
+            await env.reset()
+            await env.step([(f"setsid {left} >/dev/null 2>&1 </dev/null &\n", 5.0)])
+            _, reward, _, info = await env.step(COMPLETE)
+            assert (reward, info["metrics"]["stopped_processes"]) == (paid, 0)
 
 
 @pytest.mark.slow
