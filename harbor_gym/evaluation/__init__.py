@@ -15,7 +15,7 @@ from harbor_gym.evaluation.report import (
     format_report,
     summarize,
 )
-from harbor_gym.evaluation.statistics import Estimate, bootstrap, pass_at_k, wilson
+from harbor_gym.evaluation.statistics import Estimate, interval, pass_at_k, wilson
 
 __all__ = [
     "ChatPlayer",
@@ -31,11 +31,11 @@ __all__ = [
     "RemotePlayer",
     "Report",
     "TaskReport",
-    "bootstrap",
     "describe_episode",
     "describe_losses",
     "evaluate",
     "format_report",
+    "interval",
     "note_evaluation",
     "pass_at_k",
     "read_best",

@@ -9,14 +9,14 @@ from harbor_gym._runtime.console.tables import markdown_table
 from harbor_gym.report.metrics import Curves
 
 WINDOW = 5
-"""Number of batches at the beginning and at the end of a run whose means are compared."""
+"""Number of batches at the beginning and at the end of a run whose means are compared: at most half of the run's."""
 
 _HEADER = (
     "learning rate",
     "run",
     "batches",
-    *(f"reward, first {WINDOW}", f"last {WINDOW}", "change"),
-    *(f"turns, first {WINDOW}", f"last {WINDOW}", "change"),
+    *(f"reward, first {WINDOW} at most", f"last {WINDOW} at most", "change"),
+    *(f"turns, first {WINDOW} at most", f"last {WINDOW} at most", "change"),
 )
 _LEFT_COLUMNS = 2
 
@@ -66,12 +66,15 @@ def _name(run: Curves) -> str:
 
 
 def _ends(run: Curves) -> list[float]:
-    return [fmean(part) if part else 0.0 for v in (run.reward, run.turns) for part in (v[:WINDOW], v[-WINDOW:])]
+    """Return the mean reward of a run's first and last batches, then of its turns; no batch is in both."""
+    width = min(WINDOW, max(1, len(run.reward) // 2))
+    return [fmean(part) if part else 0.0 for v in (run.reward, run.turns) for part in (v[:width], v[-width:])]
 
 
 def _row(label: str, name: str, batches: str, ends: Sequence[float]) -> tuple[str, ...]:
-    reward = (f"{ends[0]:.2f}", f"{ends[1]:.2f}", _change(ends[0], ends[1]))
-    turns = (f"{ends[2]:.1f}", f"{ends[3]:.1f}", _change(ends[2], ends[3]))
+    reward_change, turns_change = ("-", "-") if batches == "1" else (_change(*ends[:2]), _change(*ends[2:]))
+    reward = (f"{ends[0]:.2f}", f"{ends[1]:.2f}", reward_change)
+    turns = (f"{ends[2]:.1f}", f"{ends[3]:.1f}", turns_change)
     return (label, name, batches, *reward, *turns)
 
 

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,9 @@ _OWN = {LOCAL: _LOCAL_IMPORT_PATH, "docker": _DOCKER_IMPORT_PATH, APPTAINER: _AP
 """Name → class of this package."""
 
 _NAMES = {path: name for name, path in _OWN.items()}
+_PROGRAMS = {"singularity": "singularity", "sbx": "sbx"}
+"""Name of Harbor's → the program that it starts without looking for it first."""
+
 _PROBE_TIMEOUT_SEC = 20
 """Generous for ``docker compose version``: a daemon that starts many containers answers slowly."""
 
@@ -132,6 +136,8 @@ def preflight(config: EnvironmentConfig) -> None:
     if config.import_path in _NAMES:  # Harbor's own sandboxes keep nothing there
         require_cache()
     label = _label(config)
+    if (program := _PROGRAMS.get(label)) is not None and shutil.which(program) is None:
+        raise MissingDependencyError(f"sandbox {label!r}: the program {program} is not installed")
     try:
         harbor_versions.run_preflight(config)
         EnvironmentFactory.validate_resource_policies(config)

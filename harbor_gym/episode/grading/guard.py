@@ -25,7 +25,7 @@ from harbor_gym.episode import _harbor_patches, failures
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.breakage import Grader, can_run, find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
-from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
+from harbor_gym.episode.grading.verifier_view import VerifierView, kind_of, paths_in_view
 from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
 from harbor_gym.errors import SandboxError, SandboxLostError
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
@@ -129,7 +129,7 @@ class GradingGuard:
         task, environment = self._trial.task, self._environment
         if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
             return ()
-        kind = environment.type()
+        kind = kind_of(environment)
         missing: list[str] = []
         if self._pristine is None and not isinstance(environment, SupportsVerifierView):
             missing.append(f"{kind} sandboxes have no pristine view: the verifier runs among the policy's files")

@@ -12,6 +12,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.task import Task
@@ -115,6 +116,12 @@ class VerifierView:
             await self._sandbox.leave_verifier_view()
 
 
+def kind_of(environment: BaseEnvironment) -> str:
+    """Return the name of a sandbox's kind, for people."""
+    kind: Any = environment.type()
+    return str(getattr(kind, "value", kind))  # an enumeration for Harbor's own
+
+
 def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths) -> tuple[PurePosixPath, ...] | None:
     """Return the paths of the policy's sandbox that a task's verifier sees; None for all, as under Harbor.
 
@@ -133,7 +140,7 @@ def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths)
         return None  # the verifier's sandbox is one that the policy never saw
     if isinstance(environment, SupportsVerifierView):
         return paths
-    kind = str(environment.type())
+    kind = kind_of(environment)
     if wanted != "auto":
         raise TaskUnsupportedError(
             f"task {task.name!r} can't be verified with verify_paths in a {kind} sandbox, which has no pristine view: "

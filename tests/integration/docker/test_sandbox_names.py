@@ -78,6 +78,11 @@ def test_a_missing_extra_is_named_before_a_trial_begins(monkeypatch: pytest.Monk
     assert 'pip install "harbor[e2b]"' in expect(MissingDependencyError, "e2b")
 
 
+def test_a_program_that_harbor_does_not_look_for_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "the program singularity is not installed" in expect(MissingDependencyError, "singularity")
+
+
 @pytest.mark.parametrize("path", ["no.such.module:Sandbox", "pathlib:NoSuchClass", "pathlib:Path", ":"])
 def test_an_import_path_that_leads_nowhere_is_refused(path: str) -> None:
     assert path in expect(UsageError, path)

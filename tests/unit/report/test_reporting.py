@@ -150,7 +150,7 @@ def test_the_runs_of_a_rate_are_drawn_and_tabled_together(tmp_path: Path) -> Non
         ["0.001", "seed 1", "11", "0.40", "1.00", "+150%"],
         ["0.001", "mean", "", "0.30", "0.90", "+200%"],
         ["0.0001", "seed 0", "10", "0.00", "0.50", "-"],
-        ["-", "someone's", "1", "0.50", "0.50", "+0%"],
+        ["-", "someone's", "1", "0.50", "0.50", "-"],
     ]
     assert cells[4][6:] == ["5.7", "5.1", "-11%"]
     report.draw_rates(runs, tmp_path / "curves.png", title="t")
