@@ -2,18 +2,21 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harbor_gym._runtime.files import naming
 from harbor_gym._runtime.json_files import read_lines
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation.episodes import EpisodeResult
-from harbor_gym.transcripts import JOURNAL_NAME
+from harbor_gym.transcripts import JOURNAL_NAME, RESULT_NAME
 from harbor_gym.types import EndReason
 
-JOURNAL_FORMAT = 1
+JOURNAL_FORMAT = 2
+_NO_TASKS: Mapping[str, str] = {}
+_REMEDY = "give another output folder, or --fresh to begin anew"
 
 
 class Journal:
@@ -22,13 +25,15 @@ class Journal:
     Args:
         folder: The evaluation's folder; made if missing.
         settings: The evaluation's settings for JSON, without secrets. They must equal those in the journal.
+        tasks: Task → digest of its files, which must be those that the journal's episodes were played with.
 
     Raises:
-        UsageError: The folder holds episodes of other settings, or a journal that can't be read.
+        UsageError: The folder holds episodes of other settings or of a task that has changed, or a journal that can't
+            be read.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self._path = folder / JOURNAL_NAME
+    def __init__(self, folder: Path, settings: Mapping[str, Any], tasks: Mapping[str, str] = _NO_TASKS) -> None:
+        self._path, self._tasks = folder / JOURNAL_NAME, tasks
         own: dict[str, Any] = json.loads(json.dumps(settings, default=str))
         head = {"format": JOURNAL_FORMAT, "settings": own}
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,9 +44,14 @@ class Journal:
             changed = sorted(_differences(lines[0].get("settings", {}) if lines else {}, own))
             raise UsageError(
                 f"{self._path} holds an evaluation of other settings ({', '.join(changed) or 'its format'} differ): "
-                "give another output folder, or remove it"
+                f"{_REMEDY}"
             )
-        self._results = [_result(line) for line in lines[1:]]
+        played = [(_result(line), line.get("task_digest")) for line in lines[1:]]
+        if changed := sorted({item.task for item, digest in played if digest != tasks.get(item.task, digest)}):
+            raise UsageError(
+                f"{self._path} holds episodes of other versions of these tasks: {', '.join(changed)}: {_REMEDY}"
+            )
+        self._results = [result for result, _ in played]
 
     @property
     def graded(self) -> list[EpisodeResult]:
@@ -51,7 +61,7 @@ class Journal:
     def add(self, result: EpisodeResult) -> None:
         """Append an episode that has ended."""
         self._results.append(result)
-        self._append(dataclasses.asdict(result))
+        self._append({**dataclasses.asdict(result), "task_digest": self._tasks.get(result.task)})
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with naming(self._path), self._path.open("a", encoding="utf-8") as file:
@@ -61,10 +71,31 @@ class Journal:
         return read_lines(self._path, remedy="give another output folder, or remove the line", mends=True)
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
-    return {name for name in {*old, *new} if old.get(name) != new.get(name)}
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> set[str]:
+    """Return the names of values that differ, those of a nested object as ``env.sandbox``."""
+    found: set[str] = set()
+    for name in {*old, *new}:
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found |= _differences(cast(dict[str, Any], before), cast(dict[str, Any], after), f"{within}{name}.")
+        elif before != after:
+            found.add(within + name)
+    return found
+
+
+def forget(folder: Path) -> None:
+    """Remove an evaluation from its folder: journal, result, transcripts. Other files stay."""
+    with naming(folder):
+        for name in (JOURNAL_NAME, RESULT_NAME):
+            (folder / name).unlink(missing_ok=True)
+        transcripts = folder / "transcripts"
+        if transcripts.is_symlink():
+            transcripts.unlink()
+        elif transcripts.is_dir():
+            shutil.rmtree(transcripts)
 
 
 def _result(line: Mapping[str, Any]) -> EpisodeResult:
     fields: dict[str, Any] = {**line, "end_reason": EndReason(line["end_reason"])}
+    fields.pop("task_digest", None)
     return EpisodeResult(**fields)

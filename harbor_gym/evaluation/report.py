@@ -69,7 +69,10 @@ class Report:
     tasks: tuple[TaskReport, ...]
     episodes: tuple[EpisodeResult, ...]
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The evaluation's settings for JSON: ``model``, ``weights``, ``temperature``, ``env`` and others."""
+    """The evaluation's settings for JSON: ``model``, ``weights``, ``temperature``, ``env``, ``versions`` and others."""
+
+    provenance: dict[str, Any] = field(default_factory=dict[str, Any])
+    """How the episodes were made, for JSON: see :func:`harbor_gym.evaluation.provenance.provenance`."""
 
     def as_object(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -82,6 +85,7 @@ def summarize(
     threshold: float = 1.0,
     ks: Sequence[int] = (1,),
     settings: Mapping[str, Any] = _NO_SETTINGS,
+    provenance: Mapping[str, Any] = _NO_SETTINGS,
 ) -> Report:
     """Make the report of an evaluation's episodes.
 
@@ -90,13 +94,16 @@ def summarize(
         threshold: The reward at which an episode counts as solved.
         ks: The values of k for which to estimate pass@k.
         settings: The evaluation's settings for JSON, without secrets.
+        provenance: How the episodes were made, for JSON.
     """
     by_task: dict[str, list[EpisodeResult]] = {}
     for result in results:
         by_task.setdefault(result.task, []).append(result)
     groups = list(by_task.values())
     tasks = tuple(_summarize(group[0].task, [group], threshold, ks) for group in groups)
-    return Report(threshold, _summarize("all", groups, threshold, ks), tasks, tuple(results), dict(settings))
+    return Report(
+        threshold, _summarize("all", groups, threshold, ks), tasks, tuple(results), dict(settings), dict(provenance)
+    )
 
 
 def _summarize(name: str, groups: Sequence[Sequence[EpisodeResult]], threshold: float, ks: Sequence[int]) -> TaskReport:

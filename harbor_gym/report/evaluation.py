@@ -51,6 +51,9 @@ def evaluation_facts(evaluation: Mapping[str, Any]) -> dict[str, str | None]:
             (overall.get("seconds"), "{:.1f} s"), (overall.get("sampling_sec"), "{:.1f} s of it sampling")
         ),
         "settings": _settings(settings) or None,
+        "made with": _versions(settings.get("versions")),
+        "made": _made(evaluation.get("provenance") or {}),
+        "task files": _tasks(evaluation.get("provenance") or {}),
         "state": None if overall else "not finished",
     }
 
@@ -87,6 +90,26 @@ def _settings(settings: Mapping[str, Any]) -> str:
     }
     shown = {**changed, **{key: settings.get(key) for key in _SETTINGS}}
     return ", ".join(f"{key} {_value(value)}" for key, value in shown.items() if value is not None)
+
+
+def _versions(versions: Mapping[str, Any] | None) -> str | None:
+    return ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else None
+
+
+def _made(provenance: Mapping[str, Any]) -> str | None:
+    if "ended" not in provenance:
+        return None
+    sums = f"{provenance['episodes']} episodes, {provenance['seconds']:.0f} s, {provenance['sampled_tokens']} tokens"
+    return f"{provenance['started']} to {provenance['ended']}; in all {sums}"
+
+
+def _tasks(provenance: Mapping[str, Any]) -> str | None:
+    tasks = provenance.get("tasks") or {}
+    named = [
+        f"{name} {item['digest'][:12]}" + (f" (git {item['git'][:12]})" if item.get("git") else "")
+        for name, item in tasks.items()
+    ]
+    return _listed(named, counts=False) or None
 
 
 def _value(value: object) -> str:

@@ -85,7 +85,11 @@ class EvalConfig(BaseModel):
 
     output: Path | None = None
     """Folder for eval.json, transcripts and recordings. An interrupted evaluation in it continues, also in the middle
-    of an episode. The default of ``harbor-gym eval`` is a new folder in ``runs/``."""
+    of an episode; one of other settings, versions or tasks is refused. The default of ``harbor-gym eval`` is a new
+    folder in ``runs/``."""
+
+    fresh: bool = False
+    """Remove the evaluation that is in the output folder, and begin anew."""
 
 
 @dataclass(frozen=True)

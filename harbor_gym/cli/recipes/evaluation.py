@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from datetime import datetime
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from harbor_gym.evaluation import (
     format_report,
     summarize,
 )
+from harbor_gym.evaluation.journal import forget
+from harbor_gym.evaluation.provenance import digests, provenance, versions
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.tasks import resolve_tasks
@@ -53,28 +55,35 @@ def evaluate_policy(config: EvalConfig) -> Report:
         asyncio.run(require_endpoint(config.base_url))
     found = asyncio.run(resolve_tasks(config.paths, registry_path=config.registry_path))
     tasks = [config.env.model_copy(update={"task_dir": task.path}) for task in found]
-    settings = _settings(config)
+    settings, started = _settings(config), datetime.now(UTC)
+    task_dirs = [task.path for task in found]
+    task_digests = digests(task_dirs)
     if config.model is None:
         _require_policy_of_a_run(config)
         policy = find_policy(config)
         settings |= {"model": policy.model_name, "weights": policy.checkpoint}
-        with _journal(config, settings) as journal:
+        with _journal(config, settings, task_digests) as journal:
             results = asyncio.run(_play(config, policy, tasks, journal))
     else:
-        results = asyncio.run(_play_endpoint(config, tasks))
+        results = asyncio.run(_play_endpoint(config, tasks, task_digests))
     ks = [k for k in config.attempts if 1 <= k <= config.episodes]
-    return summarize(results, threshold=config.threshold, ks=ks, settings=settings)
+    origin = provenance(task_dirs, task_digests, results, started)
+    return summarize(results, threshold=config.threshold, ks=ks, settings=settings, provenance=origin)
 
 
 @contextlib.contextmanager
-def _journal(config: EvalConfig, settings: dict[str, Any]) -> Generator[Journal | None]:
+def _journal(
+    config: EvalConfig, settings: dict[str, Any], task_digests: Mapping[str, str]
+) -> Generator[Journal | None]:
     """Yield the journal of the output folder, which no other evaluation can use during the block."""
     if config.output is None:
         yield None
         return
     config.output.mkdir(parents=True, exist_ok=True)
     with one_run_at_a_time(config.output, flag="--output"):
-        yield Journal(config.output, settings)
+        if config.fresh:
+            forget(config.output)
+        yield Journal(config.output, settings, task_digests)
 
 
 async def _evaluate(
@@ -161,7 +170,9 @@ def _require_policy_of_a_run(config: EvalConfig) -> None:
         raise UsageError("--agent, --harbor-server and --api-key-env need a chat endpoint: give --model and --base-url")
 
 
-async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig]) -> list[EpisodeResult]:
+async def _play_endpoint(
+    config: EvalConfig, tasks: Sequence[TerminalEnvConfig], task_digests: Mapping[str, str]
+) -> list[EpisodeResult]:
     """Play with a model behind a chat endpoint."""
     assert config.model is not None
     if config.base_url is None or config.run is not None or config.model_name is not None:
@@ -192,7 +203,7 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
         retries=config.retries,
         folder=_transcripts(config),
     )
-    with _journal(config, _settings(config)) as journal:
+    with _journal(config, _settings(config), task_digests) as journal:
         return await _evaluate(config, open_player, tasks, journal)
 
 
@@ -224,10 +235,10 @@ async def _endpoint_player(
 def _settings(config: EvalConfig) -> dict[str, Any]:
     """Return the settings that must be equal for episodes to count together, without counts and display options."""
     played = {"concurrency", "retries", "rollout_executor", "rollout_starts_per_sec"}
-    other = {"paths", "registry_path", "episodes", "attempts", "threshold", "output", *played}
+    other = {"paths", "registry_path", "episodes", "attempts", "threshold", "output", "fresh", *played}
     settings = config.model_dump(mode="json", exclude=other)
     settings["env"].pop("task_dir")
-    return settings
+    return {**settings, "versions": versions()}
 
 
 def default_output(paths: Sequence[Path | str]) -> Path:

@@ -251,9 +251,24 @@ async def test_the_command_resumes_and_shows_how_it_stands(tmp_path: Path) -> No
         code, shown = await eval_here(*given, "--episodes", "3", "--temperature", "0.5")
         assert code == 2
         assert "other settings (temperature differ)" in shown
+        result = json.loads((tmp_path / "out/eval.json").read_text())
+        (config.task_dir / "tests/test.sh").write_text("#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n")
+        code, shown = await eval_here(*given, "--episodes", "3")
+        assert code == 2
+        assert "other versions of these tasks: task: give another output folder, or --fresh" in shown
+        assert json.loads((tmp_path / "out/eval.json").read_text()) == result, "nothing was averaged"
+        code, shown = await eval_here(*given, "--episodes", "1", "--fresh")
+        assert code == 0, shown
+        assert "[1/1, solved" in shown
+        anew = json.loads((tmp_path / "out/eval.json").read_text())
+    assert result["settings"]["versions"].keys() == {"harbor-gym", "harbor", "python"}
+    assert result["provenance"]["episodes"] == 3
+    assert result["provenance"]["sampled_tokens"] > 0
+    assert result["provenance"]["started"] <= result["provenance"]["ended"] <= anew["provenance"]["started"]
+    assert result["provenance"]["tasks"]["task"]["digest"] != anew["provenance"]["tasks"]["task"]["digest"]
     kept = "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json*"))
     assert KEY not in kept + shown
-    assert json.loads((tmp_path / "out/eval.json").read_text())["overall"]["solved"] == 3
+    assert result["overall"]["solved"] == 3
 
 
 @pytest.mark.parametrize("flag", ["--step-rewards", "--no-step-rewards"])

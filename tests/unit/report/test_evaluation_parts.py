@@ -24,6 +24,7 @@ from harbor_gym.evaluation import (
     format_report,
     summarize,
 )
+from harbor_gym.evaluation.journal import forget
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.chat import ChatAnswer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
@@ -168,7 +169,7 @@ def test_a_journal_is_one_line_an_episode_and_goes_on(tmp_path: Path) -> None:
     journal.add(result_of(1, None, error="SandboxError: x"))
     assert journal.graded == [result_of(0)]
     head, first, second = (folder / "episodes.jsonl").read_text().splitlines()
-    assert json.loads(head) == {"format": 1, "settings": {"model": "m", "path": str(tmp_path)}}
+    assert json.loads(head) == {"format": 2, "settings": {"model": "m", "path": str(tmp_path)}}
     assert json.loads(first)["end_reason"] == "completed"
     assert (json.loads(second)["reward"], json.loads(second)["error"]) == (None, "SandboxError: x")
     again = Journal(folder, settings)
@@ -191,8 +192,8 @@ def test_a_journal_loses_the_line_that_a_kill_cut(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("half a line", r"\(a, b differ\)"),
-        ('{"format": 2, "settings": {"a": 1, "b": 2}}\n', r"its format differ\)"),
-        ('{"format": 1, "settings": {"b": 3, "c": 1}}\n', r"\(a, b, c differ\): give another output folder"),
+        ('{"format": 3, "settings": {"a": 1, "b": 2}}\n', r"its format differ\)"),
+        ('{"format": 2, "settings": {"b": 3, "c": 1}}\n', r"\(a, b, c differ\): give another output folder"),
         ('{"format": 1}\n', r"\(a, b differ\)"),
         ("no JSON\n", "can't be read: Expecting value"),
     ],
@@ -203,6 +204,24 @@ def test_a_journal_of_something_else_is_refused_and_kept(tmp_path: Path, content
     with pytest.raises(UsageError, match=words):
         Journal(tmp_path, {"a": 1, "b": 2})
     assert path.read_text() == (content if content.endswith("\n") else "")
+
+
+def test_a_setting_within_another_is_named(tmp_path: Path) -> None:
+    Journal(tmp_path, {"env": {"sandbox": "local", "max_turns": 3}})
+    with pytest.raises(UsageError, match=r"\(env.max_turns differ\): give another output folder, or --fresh"):
+        Journal(tmp_path, {"env": {"sandbox": "local", "max_turns": 4}})
+
+
+def test_episodes_of_a_task_that_has_changed_are_refused_and_further_tasks_are_not(tmp_path: Path) -> None:
+    Journal(tmp_path, {}, {"task": "a"}).add(result_of(0))
+    assert Journal(tmp_path, {}, {"task": "a", "other": "b"}).graded == [result_of(0)]
+    assert Journal(tmp_path, {}, {"other": "b"}).graded == [result_of(0)]
+    with pytest.raises(UsageError, match="other versions of these tasks: task: give another output folder, or --fresh"):
+        Journal(tmp_path, {}, {"task": "c"})
+    (tmp_path / "notes").write_text("mine")
+    forget(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    assert Journal(tmp_path, {}, {"task": "c"}).graded == []
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
