@@ -33,18 +33,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self, override
 
-_OBEYED = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0 except tabs and line ends, DEL, C1, Unicode's direction controls, and lone surrogates."""
+_OBEYED = re.compile(
+    r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+"""C0 except tabs and line ends, DEL, C1, Unicode's direction controls, and what neither UTF-8 nor XML can hold."""
 
 
-def printable(text: str) -> str:
-    r"""Return a text without control characters: each becomes its escape sequence in Python, as ``\x1b``.
+def printable(text: str, *, mark: str | None = None) -> str:
+    r"""Return a text as terminals, XML and HTML can show it, without control characters.
 
     Line feeds (with or without a carriage return) and tabs stay.
 
-    Source: ECMA-48 (C0 and C1), UAX #9 (the characters for directions).
+    Source: ECMA-48 (C0 and C1), UAX #9 (the characters for directions), XML 1.0 (its characters).
+
+    Args:
+        text: A text that a sandbox may have written.
+        mark: What replaces each such character, where columns matter; None is its escape sequence in Python, as
+            ``\x1b``.
     """
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _OBEYED.sub(lambda found: mark or found[0].encode("unicode_escape").decode(), text)
 
 
 class HarborGymError(Exception):

@@ -58,7 +58,7 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnaps
             prompt = step.observation
             try:
                 async with suspending(keep if env.transcript.turns else None, lambda mode: env.snapshot(mode=mode)):
-                    sampled = await sample(prompt)
+                    sampled = (await sample(prompt)).checked()
             except BudgetSpentError as exc:
                 step = await env.truncate(EndReason(exc.reason))
                 transitions[-1:] = [replace(last, reward=step.reward, info=step.info) for last in transitions[-1:]]

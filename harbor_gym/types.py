@@ -12,10 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Required, Self, TypedDict, cast
 
-from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.errors import HarborGymError, SamplerError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import ReadOnly
@@ -316,6 +317,13 @@ class ChatCodec(Protocol):
         ...
 
 
+_IDS = 1 << 31
+"""Token ids are below this, in every tokenizer and every trainer's tensors."""
+
+_LEAST_LOGPROB, _ROUNDING = -1e30, 1e-4
+"""Limits of a log-probability: a finite number of 32 bits, and above 0 only as far as an engine's softmax rounds."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """One sampled message."""
@@ -331,6 +339,32 @@ class Sample:
 
     version: int | None = None
     """Version of the weights that sampled it, in training steps; None where the sampler does not report it."""
+
+    def checked(self, *, max_tokens: int | None = None) -> "Sample":
+        """Return the sample with its numbers as ``int`` and ``float``, if they can be trained on.
+
+        Args:
+            max_tokens: The most tokens that were asked for; None is no limit.
+
+        Raises:
+            SamplerError: There are too many tokens, one of them is no token id, or its log-probability is missing, no
+                number, not finite or positive. The message has its position, counted from 0.
+        """
+        count = len(self.tokens)
+        if max_tokens is not None and count > max_tokens:
+            raise SamplerError(f"the engine sampled {count} tokens, and {max_tokens} were asked for")
+        for place, token in enumerate(self.tokens):
+            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < _IDS:
+                raise SamplerError(f"the engine's token {place} of {count} is no token id: {token!r:.60}")
+        tokens = [int(token) for token in self.tokens]
+        if self.logprobs is None:
+            return replace(self, tokens=tokens)
+        if len(self.logprobs) != count:
+            raise SamplerError(f"the engine returned no log-probability for each of {count} tokens")
+        for place, value in enumerate(self.logprobs):
+            if isinstance(value, bool) or not isinstance(value, Real) or not _LEAST_LOGPROB <= value <= _ROUNDING:
+                raise SamplerError(f"the engine's log-probability {place} of {count} is none: {value!r:.60}")
+        return replace(self, tokens=tokens, logprobs=[float(value) for value in self.logprobs])
 
 
 Sampler = Callable[[Sequence[int]], Awaitable[Sample]]

@@ -44,6 +44,8 @@ _ENVIRONMENT = (
     "test_env_endings.py",
     "test_env_rewards.py",
     "test_episode_fakes.py",
+    "test_fork.py",
+    "test_kept_episodes.py",
 )
 MODULES = {
     "formats": Module(("formats/*",), _FORMATS),
@@ -66,7 +68,7 @@ MODULES = {
             "test_git_sources.py",
         ),
     ),
-    "tokens": Module(("tokens.py",), ("test_token_env.py",)),
+    "tokens": Module(("tokens.py",), ("test_token_env.py", "test_fork.py", "test_kept_episodes.py")),
     "rollout": Module(("rollout.py",), ("test_token_env.py",)),
     "env": Module(("env.py",), _ENVIRONMENT),
     "pool": Module(("pool.py", "_runtime/rate_limit.py"), ("test_pool_order.py",)),
@@ -79,7 +81,6 @@ MODULES = {
             "test_cleanup_answers.py",
             "test_event_loops.py",
             "test_guarded_turn.py",
-            "test_kept_episodes.py",
             "test_phase_parts.py",
             "test_released.py",
             "test_rewards.py",

@@ -13,6 +13,7 @@ import yaml
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import MCPServerConfig
 
+from harbor_gym.errors import printable
 from harbor_gym.formats.tool_text import ToolDefinition, encodable, tool_schema
 
 _READ_TIMEOUT_SEC = 30
@@ -108,6 +109,6 @@ def _as_xml(skills: Sequence[Skill]) -> str:
     for skill in skills:
         element = ElementTree.SubElement(root, "skill")
         for name in ("name", "description", "location"):
-            ElementTree.SubElement(element, name).text = getattr(skill, name)
+            ElementTree.SubElement(element, name).text = printable(getattr(skill, name))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode")

@@ -27,7 +27,8 @@ class GatewayConfig(BaseModel):
     """Longest wait for a client to take its whole answer, in seconds; the connection is closed after that."""
 
     idle_timeout_sec: float = Field(default=75.0, gt=0)
-    """Longest wait for a connection's next request, in seconds, its headers included."""
+    """Longest wait for a connection's first or next request, in seconds, its headers included. Of the connections that
+    wait, 256 without a session and 64 of each session are kept; one more closes the oldest."""
 
     max_group_sessions: int = Field(default=4096, gt=0)
     """Most sessions that one :class:`SessionGroup` opens by itself."""

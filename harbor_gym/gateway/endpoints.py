@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from harbor_gym._runtime.unfinished import Unfinished
 from harbor_gym.errors import SamplerError
 from harbor_gym.gateway.config import GatewayConfig
 from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, LastAnswersError, RequestError
@@ -17,6 +19,9 @@ from harbor_gym.gateway.session import Session
 from harbor_gym.gateway.wires import Body, ChatCompletionsWire, MessagesWire, ResponsesWire, Wire
 
 _SESSION_HEADER = "X-Session-ID"
+_SESSION = web.RequestKey("session", Session)
+"""Where a request keeps its session."""
+
 _MAX_SESSION_NAME = 256
 _CLIENT_GONE = 499
 
@@ -47,10 +52,12 @@ class Endpoints:
 
     def __init__(self, find: FindOwner, config: GatewayConfig) -> None:
         self._find, self._config = find, config
+        self.unfinished = Unfinished[asyncio.BaseTransport](_abort, timeout_sec=config.idle_timeout_sec)
+        """The connections that wait for a request; those that had one with a key are the session's."""
 
     def app(self) -> web.Application:
         """Return an application that serves every path, at the root and below a session's key."""
-        app = web.Application(client_max_size=self._config.max_body_bytes)
+        app = web.Application(client_max_size=self._config.max_body_bytes, middlewares=[self._counted])
         router = app.router
         chat, responses, messages = ChatCompletionsWire(), ResponsesWire(), MessagesWire()
         for key in ("", "/s/{key}"):
@@ -66,6 +73,18 @@ class Endpoints:
                     router.add_get(path, _alive)  # and HEAD
         router.add_route("*", "/{path:.*}", _guarded(chat, _unknown))
         return app
+
+    @web.middleware
+    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Serve a request of a connection that waits for one before and after."""
+        if (transport := request.transport) is None:
+            return await handler(request)
+        self.unfinished.finish(transport)
+        try:
+            return await handler(request)
+        finally:
+            if not transport.is_closing():
+                self.unfinished.begin(transport, request.get(_SESSION))
 
     async def _answer(self, request: web.Request, wire: Wire) -> web.StreamResponse:
         session, call = self._session(request), None
@@ -120,12 +139,13 @@ class Endpoints:
         owner = self._find(key_digest(_key(request)))
         if owner is None:
             raise RequestError(ErrorKind.UNAUTHORIZED, "no session has this key")
-        if isinstance(owner, Session):
-            return owner
-        name = request.headers.get(_SESSION_HEADER, "")
-        if not 0 < len(name) <= _MAX_SESSION_NAME:
-            raise RequestError(ErrorKind.UNAUTHORIZED, f"this key needs the header {_SESSION_HEADER}")
-        return owner.session(name)
+        if not isinstance(owner, Session):
+            name = request.headers.get(_SESSION_HEADER, "")
+            if not 0 < len(name) <= _MAX_SESSION_NAME:
+                raise RequestError(ErrorKind.UNAUTHORIZED, f"this key needs the header {_SESSION_HEADER}")
+            owner = owner.session(name)
+        request[_SESSION] = owner
+        return owner
 
     async def _body(self, request: web.Request) -> Body:
         """Return the request's JSON object.
@@ -175,6 +195,10 @@ class Endpoints:
                 await response.write(part)
             await response.write_eof()
         return response
+
+
+def _abort(transport: asyncio.BaseTransport) -> None:
+    cast("asyncio.Transport", transport).abort()
 
 
 def _guarded(wire: Wire, serve: _Server) -> _Handler:

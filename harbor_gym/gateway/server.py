@@ -1,5 +1,6 @@
 """The gateway: an HTTP server in this process, and the sessions that it serves."""
 
+import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from typing import Self
 
 from aiohttp import web
 
+from harbor_gym._runtime.unfinished import Unfinished
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway.codec import ConversationCodec, as_conversation_codec
 from harbor_gym.gateway.config import GatewayConfig
@@ -200,8 +202,9 @@ async def _listen(find: FindOwner, config: GatewayConfig) -> web.AppRunner:
     Raises:
         UsageError: It can't listen on its address.
     """
+    endpoints = Endpoints(find, config)
     runner = web.AppRunner(
-        Endpoints(find, config).app(),
+        endpoints.app(),
         access_log=None,
         handler_cancellation=True,
         keepalive_timeout=config.idle_timeout_sec,
@@ -210,6 +213,8 @@ async def _listen(find: FindOwner, config: GatewayConfig) -> web.AppRunner:
     )
     try:
         await runner.setup()
+        assert runner.server is not None
+        _watch(runner.server, endpoints.unfinished)
         await web.TCPSite(runner, config.host, config.port).start()
     except OSError as exc:
         await runner.cleanup()
@@ -218,3 +223,20 @@ async def _listen(find: FindOwner, config: GatewayConfig) -> web.AppRunner:
         await runner.cleanup()
         raise
     return runner
+
+
+def _watch(server: web.Server, unfinished: Unfinished[asyncio.BaseTransport]) -> None:
+    """Count a server's connections from their beginning: aiohttp limits no first request's time, and no number."""
+    made, lost = server.connection_made, server.connection_lost
+    transports: dict[object, asyncio.BaseTransport] = {}
+
+    def connection_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        made(handler, transport)
+        transports[handler] = transport
+        unfinished.begin(transport)
+
+    def connection_lost(handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        unfinished.finish(transports.pop(handler))
+        lost(handler, exc)
+
+    server.connection_made, server.connection_lost = connection_made, connection_lost

@@ -403,7 +403,7 @@ class Session:
         sampling = asyncio.ensure_future(self._sampler(list(prompt)))
         self._sampling.add(sampling)
         try:
-            sample = _checked(await sampling)
+            sample = (await sampling).checked()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -438,14 +438,3 @@ class Session:
 
 def _is_spent(limit: int | None, used: int) -> bool:
     return limit is not None and used >= limit
-
-
-def _checked(sample: Sample) -> Sample:
-    """Return a sample that can be trained on.
-
-    Raises:
-        ValueError: The number of log-probabilities is not that of the tokens.
-    """
-    if sample.logprobs is not None and len(sample.logprobs) != len(sample.tokens):
-        raise ValueError(f"{len(sample.tokens)} tokens with {len(sample.logprobs)} log-probabilities")
-    return sample

@@ -1,13 +1,13 @@
 """A recording as an animated SVG without scripts, which a README can show as an image."""
 
 import json
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.files import open_regular, replace_text
-from harbor_gym.errors import UsageError
-from harbor_gym.report.screen import Frame, Recording, read_recording
+from harbor_gym.errors import UsageError, printable
+from harbor_gym.report.screen import MARK, Frame, Recording, read_recording
+from harbor_gym.report.svg import markup
 
 TURN_SEC = 2.0
 """Default seconds per turn; the recorded durations may be milliseconds."""
@@ -56,9 +56,9 @@ def _svg(recorded: Recording, ending: str, turn_sec: float, max_rows: int | None
     frames = recorded.frames
     screens = [frame.lines[-max_rows:] if max_rows else frame.lines for frame in frames]
     rows = max(map(len, screens))
-    columns = max(_FEWEST_COLUMNS, *(len(line) for lines in screens for line in lines))
+    columns = max([_FEWEST_COLUMNS, *(len(line) for lines in screens for line in lines)])
     width, height = round(columns * _CELL_WIDTH) + 2 * _MARGIN, rows * _LINE_HEIGHT + _TITLE + _CAPTION + _MARGIN
-    title = escape(recorded.title or "an episode", quote=True)
+    title = markup(recorded.title or "an episode")
     style = f"{_STYLE}{_keyframes(len(frames), turn_sec)}}}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"',
@@ -70,7 +70,7 @@ def _svg(recorded: Recording, ending: str, turn_sec: float, max_rows: int | None
     for number, (frame, lines) in enumerate(zip(frames, screens, strict=True)):
         caption = _caption(frame) + (ending if number == len(frames) - 1 else "")
         drawn = "".join(_line(line, _TITLE + 14 + row * _LINE_HEIGHT) for row, line in enumerate(lines) if line)
-        below = f'<text class="caption" x="{_MARGIN}" y="{height - _MARGIN}">{escape(_short(caption))}</text>'
+        below = f'<text class="caption" x="{_MARGIN}" y="{height - _MARGIN}">{markup(_short(caption))}</text>'
         parts.append(f'<g class="turn" id="t{number}">{drawn}{below}</g>\n')
     return "".join([*parts, "</svg>\n"])
 
@@ -78,7 +78,7 @@ def _svg(recorded: Recording, ending: str, turn_sec: float, max_rows: int | None
 def _line(text: str, y: int) -> str:
     """Return one row; its width is fixed, so that columns line up in every font."""
     length = round(len(text) * _CELL_WIDTH, 1)
-    return f'<text x="{_MARGIN}" y="{y}" textLength="{length:g}" xml:space="preserve">{escape(text)}</text>'
+    return f'<text x="{_MARGIN}" y="{y}" textLength="{length:g}" xml:space="preserve">{markup(text)}</text>'
 
 
 def _keyframes(turns: int, turn_sec: float) -> str:
@@ -106,7 +106,7 @@ def _caption(frame: Frame) -> str:
 
 
 def _short(text: str) -> str:
-    plain = "".join(character if character.isprintable() else "\ufffd" for character in text)
+    plain = printable(text, mark=MARK)
     return plain if len(plain) <= _CAPTION_CHARS else f"{plain[: _CAPTION_CHARS - 1]}…"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from harbor_gym._runtime.files import named_file, replace_text
-from harbor_gym.errors import UsageError
+from harbor_gym.errors import UsageError, printable
 from harbor_gym.report.evaluation import evaluation_facts, failures, read_evaluation
 from harbor_gym.report.live import outcomes, phases
 from harbor_gym.report.metrics import METRICS_NAME, REWARD_KEYS, TURNS_KEYS, distinct_names, read_metrics, run_config
@@ -174,9 +174,9 @@ def render(
     style, script = _static("page.css"), "".join(map(_static, SCRIPTS))
     live = "; connect-src 'self'; img-src 'self'" if is_live else ""
     # Every value is escaped except those that the template marks as safe: our own files, drawings and JSON.
-    template = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True).from_string(
-        _static("page.html.jinja")
-    )
+    template = Environment(
+        autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True, finalize=_shown
+    ).from_string(_static("page.html.jinja"))
     return template.render(
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'{live}; base-uri 'none'",
         name=" and ".join(head.name for head in heads),
@@ -189,6 +189,10 @@ def render(
         failure_titles=_FAILURE_TITLES,
         data=_data(data),
     )
+
+
+def _shown(value: Any) -> Any:
+    return printable(value) if type(value) is str else value  # not what the template marks as safe
 
 
 def run_curves(folders: Sequence[Path]) -> list[str]:

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.files import open_regular, why_unreadable
-from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym.errors import MissingDependencyError, UsageError, printable
+
+MARK = "\ufffd"
+"""Replaces a character that can't be drawn, one column wide as the terminal has it."""
+
+_MOST_COLUMNS, _MOST_ROWS = 1000, 500
+"""Largest screen of an episode; see ``TerminalConfig``."""
 
 _REMEDY = "name a .cast of a run's transcripts/"
 
@@ -57,11 +63,13 @@ def read_recording(path: Path) -> Recording:
         columns, rows = int(settings["width"]), int(settings["height"])
         if settings["version"] != 2:
             raise ValueError(f"its version is {settings['version']}, not 2")
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        if not (1 <= columns <= _MOST_COLUMNS and 1 <= rows <= _MOST_ROWS):
+            raise ValueError(f"its screen has {columns} x {rows} characters; at most {_MOST_COLUMNS} x {_MOST_ROWS}")
+        limit = float(settings.get("idle_time_limit") or "inf")
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
         raise UsageError(f"{path} is no recording (asciicast v2): {why_unreadable(exc)}: {_REMEDY}") from exc
     screen: Any = pyte.Screen(columns, rows)
     stream = pyte.Stream(screen)
-    limit = float(settings.get("idle_time_limit") or "inf")
     frames: list[Frame] = []
     at_sec = before = 0.0
     label = typed = ""
@@ -69,7 +77,7 @@ def read_recording(path: Path) -> Recording:
         try:
             second, kind, data = json.loads(line)
             second, data = float(second), str(data)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             break
         if kind == "m":
             frames += [Frame(at_sec, label, typed, _lines(screen))] if label else []
@@ -78,14 +86,17 @@ def read_recording(path: Path) -> Recording:
         elif kind == "i":
             typed += data
         elif kind == "o":
-            stream.feed(data)
+            try:
+                stream.feed(data)
+            except Exception:  # of pyte, at sequences that no recording of ours has
+                break
     frames += [Frame(at_sec, label, typed, _lines(screen))] if label else []
-    return Recording(str(settings.get("title", "")), columns, rows, tuple(frames))
+    return Recording(str(settings.get("title") or ""), columns, rows, tuple(frames))
 
 
 def _lines(screen: Any) -> tuple[str, ...]:
     """Return the rows down to the last one that is not empty."""
-    lines = [line.rstrip() for line in screen.display]
+    lines = [printable(line, mark=MARK).rstrip() for line in screen.display]
     while lines and not lines[-1]:
         lines.pop()
     return tuple(lines)

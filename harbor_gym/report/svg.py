@@ -4,11 +4,18 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from harbor_gym.errors import printable
+
 _WIDTH, _HEIGHT = 560, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 24, 30
 _TICKS = 5
 _LEGEND_ROW = 16
 _NAME_LENGTH = 70
+
+
+def markup(text: str) -> str:
+    """Return any text as the content of an element or an attribute, in XML as in HTML."""
+    return escape(printable(text))
 
 
 def chart(lines: Sequence[tuple[str, Sequence[tuple[int, float]]]], *, label: str, top: float = 0.0) -> str:
@@ -33,7 +40,7 @@ def chart(lines: Sequence[tuple[str, Sequence[tuple[int, float]]]], *, label: st
         up = (y - ticks[0]) / (ticks[-1] - ticks[0])
         return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), height - _BOTTOM - up * (height - above - _BOTTOM)
 
-    parts = [f'<text class="label" x="0" y="13">{escape(label)}</text>']
+    parts = [f'<text class="label" x="0" y="13">{markup(label)}</text>']
     for tick in ticks:
         _, y = at(first, tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -45,7 +52,7 @@ def chart(lines: Sequence[tuple[str, Sequence[tuple[int, float]]]], *, label: st
         if legend:
             parts.append(_legend(number, name))
         parts.append(_line(number, f"{name}, " if legend else "", points, [at(x, y) for x, y in points]))
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{markup(label)}">{"".join(parts)}</svg>'
 
 
 def _legend(number: int, name: str) -> str:
@@ -53,14 +60,14 @@ def _legend(number: int, name: str) -> str:
     y = 17 + _LEGEND_ROW * (number + 1)
     shown = name if len(name) <= _NAME_LENGTH else f"…{name[1 - _NAME_LENGTH :]}"
     sample = f'<line class="line run{number}" x1="{_LEFT}" x2="{_LEFT + 22}" y1="{y - 4}" y2="{y - 4}"/>'
-    return f'{sample}<text class="tick" x="{_LEFT + 30}" y="{y}">{escape(shown)}</text>'
+    return f'{sample}<text class="tick" x="{_LEFT + 30}" y="{y}">{markup(shown)}</text>'
 
 
 def _line(number: int, run: str, points: Sequence[tuple[int, float]], places: Sequence[tuple[float, float]]) -> str:
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = [
         f'<circle class="dot run{number}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
-        f"<title>{escape(run)}batch {step + 1}: {value:.3g}</title></circle>"
+        f"<title>{markup(run)}batch {step + 1}: {value:.3g}</title></circle>"
         for (x, y), (step, value) in zip(places, points, strict=True)
     ]
     return f'<polyline class="line run{number}" points="{drawn}"/>{"".join(dots)}'

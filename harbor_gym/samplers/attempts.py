@@ -17,10 +17,8 @@ class AttemptError(SamplerError):
     headers: Mapping[str, str] = MappingProxyType({})
     """The answer's headers, if there was an answer."""
 
-    @property
-    def may_pass(self) -> bool:
-        """Whether a later attempt may succeed."""
-        return True
+    may_pass: bool = True
+    """Whether a later attempt may succeed."""
 
 
 class StatusError(AttemptError):
@@ -32,13 +30,10 @@ class StatusError(AttemptError):
     body: str = ""
     """The answer's text."""
 
-    @property
-    def may_pass(self) -> bool:
-        """As :attr:`AttemptError.may_pass`."""
-        return is_retried(self.status)
 
-
-def status_error(refusal: str, status: int, body: str, headers: Mapping[str, str]) -> HarborGymError:
+def status_error(
+    refusal: str, status: int, body: str, headers: Mapping[str, str], *, has_answered: bool
+) -> HarborGymError:
     """Return the error for a status other than 200: a ``StatusError``, or an ``EngineSettingsError``.
 
     Args:
@@ -46,10 +41,12 @@ def status_error(refusal: str, status: int, body: str, headers: Mapping[str, str
         status: The answer's HTTP status.
         body: The answer's text.
         headers: The answer's headers.
+        has_answered: Whether the engine has given a good answer before.
     """
-    if (wrong := settings_error(refusal, status, body)) is not None:
+    if (wrong := settings_error(refusal, status, body, has_answered=has_answered)) is not None:
         return wrong
     error = StatusError(refusal)
+    error.may_pass = is_retried(status, body, has_answered=has_answered)
     error.status, error.body, error.headers = status, body, headers
     return error
 

@@ -16,6 +16,7 @@ from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.call_forms import looks_like_a_call
 from harbor_gym.formats.tool_text import ToolCall, write_calls
 from harbor_gym.samplers.engine_client import EngineClient
+from harbor_gym.samplers.usage import reported
 from harbor_gym.types import ActionFormat, EndReason, ForkMode, Rollout, StepResult, StopReason, Transcript, Turn
 
 _RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
@@ -127,7 +128,7 @@ class ChatEndpoint(EngineClient):
             UsageError: The endpoint is not open.
         """
         declared = {"tools": list(tools)} if tools else {}
-        return _read_answer(await self._post({**self._body, **declared, "messages": list(messages)}))
+        return await self._post({**self._body, **declared, "messages": list(messages)}, _read_answer)
 
 
 async def run_chat_episode(
@@ -251,18 +252,21 @@ def _read_answer(answer: object) -> ChatAnswer:
         case _:
             raise SamplerError("the endpoint's answer holds no single message")
     if reason not in ("stop", "tool_calls", "length"):
-        raise SamplerError(f"the endpoint ended a message with {reason!r}, which is neither stop nor length")
-    calls = [_read_call(call) for call in cast("list[object]", message.get("tool_calls") or [])]
+        raise SamplerError(f"the endpoint ended a message with {reason!r:.200}, which is neither stop nor length")
+    given = message.get("tool_calls") or []
+    if not isinstance(given, list):
+        raise SamplerError("the endpoint's message has tool calls that are no list")
+    calls = [_read_call(call) for call in cast("list[object]", given)]
     content = message.get("content")
     if content is not None and not isinstance(content, str):
         raise SamplerError("the endpoint's message has a content that is not text")
-    usage = cast("dict[str, Any]", envelope.get("usage") or {})
+    usage = envelope.get("usage")
     return ChatAnswer(
         write_calls(content or "", calls),
         {"role": "assistant", **{name: message[name] for name in _RETURNED if message.get(name) is not None}},
         "length" if reason == "length" else "stop",
-        int(usage.get("prompt_tokens") or 0),
-        int(usage.get("completion_tokens") or 0),
+        reported(usage, "prompt_tokens") or 0,
+        reported(usage, "completion_tokens") or 0,
     )
 
 

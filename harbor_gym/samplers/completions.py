@@ -1,12 +1,17 @@
 """A sampler for engines that take and return token ids, such as vLLM; nothing passes as text."""
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from harbor_gym.errors import SamplerError
 from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.samplers.statuses import EngineSettingsError
+from harbor_gym.samplers.usage import check_usage
 from harbor_gym.types import Sample, StopReason
+
+_NAMED_ID = re.compile(r"token_id:(-?[0-9]{1,18})")
 
 
 class CompletionsSampler(EngineClient):
@@ -73,21 +78,22 @@ class CompletionsSampler(EngineClient):
             EngineSettingsError: The engine refuses the key or the model, or returns no token ids or log-probabilities.
             UsageError: The sampler is not open.
         """
-        return _read_sample(await self._post({**self._body, "prompt": list(prompt)}))
+        read = functools.partial(_read_sample, prompt=prompt, max_tokens=self._body.get("max_tokens"))
+        return await self._post({**self._body, "prompt": list(prompt)}, read)
 
 
-def _read_sample(answer: object) -> Sample:
+def _read_sample(answer: object, *, prompt: Sequence[int], max_tokens: int | None) -> Sample:
     """Return the sample in an engine's answer.
 
     Raises:
-        SamplerError: The answer has no sample.
+        SamplerError: The answer has no sample that can be trained on.
         EngineSettingsError: The answer has no token ids or no log-probabilities.
     """
     match answer:
-        case {"choices": [{"finish_reason": ("stop" | "length") as reason, **rest}]}:
+        case {"choices": [{"finish_reason": ("stop" | "length") as reason, **rest}], **envelope}:
             choice = cast("dict[str, Any]", rest)
         case {"choices": [{"finish_reason": reason}]}:
-            raise SamplerError(f"the engine ended a message with {reason!r}, which is neither stop nor length")
+            raise SamplerError(f"the engine ended a message with {reason!r:.200}, which is neither stop nor length")
         case _:
             raise SamplerError("the engine's answer holds no single choice")
     logprobs = _as_dict(choice.get("logprobs"))
@@ -98,21 +104,21 @@ def _read_sample(answer: object) -> Sample:
             "the engine returned no log-probabilities, and the policy is trained on them: let it return them for each "
             "sampled token (logprobs), or take another engine"
         )
-    if not isinstance(values, list) or len(cast("list[object]", values)) != len(tokens):
-        raise SamplerError(f"the engine returned no log-probability for each of {len(tokens)} tokens")
-    if not all(isinstance(value, int | float) for value in cast("list[object]", values)):
-        raise SamplerError("the engine returned log-probabilities that are not numbers")
-    return Sample(tokens, [float(value) for value in cast("list[float]", values)], cast("StopReason", reason))
+    if not isinstance(values, list):
+        raise SamplerError(f"the engine's log-probabilities are no list: {values!r:.60}")
+    sample = Sample(tokens, cast("list[float]", values), cast("StopReason", reason)).checked(max_tokens=max_tokens)
+    check_usage(envelope.get("usage"), prompt_tokens=len(prompt), sampled_tokens=len(tokens))
+    return sample
 
 
 def _token_ids(ids: object, names: object) -> list[int]:
     """Return the sampled ids, from ``token_ids`` or else from tokens named ``token_id:N``."""
-    if isinstance(ids, list) and all(type(item) is int for item in cast("list[object]", ids)):
+    if isinstance(ids, list) and not any(isinstance(item, str) for item in cast("list[object]", ids)):
         return cast("list[int]", ids)
     if isinstance(names, list):
-        named = [str(item).partition("token_id:") for item in cast("list[object]", names)]
-        if all(not before and number.isdecimal() for before, _, number in named):
-            return [int(number) for _, _, number in named]
+        named = [_NAMED_ID.fullmatch(str(item)) for item in cast("list[object]", names)]
+        if all(named):
+            return [int(found[1]) for found in named if found]
     raise EngineSettingsError(
         "the engine returned no token ids: it must support return_token_ids, as vLLM 0.10.2 does; for SGLang "
         "take SGLangSampler"

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -63,7 +63,7 @@ class EngineClient:
         self._window: asyncio.Future[int | None] | None = None
         self._waiting: dict[object, float] = {}
         self.has_answered = False
-        """Whether the engine has answered a request."""
+        """Whether the engine has given a good answer."""
         self.last_failure = ""
         """Message of the last failure that was retried; empty if there was none."""
 
@@ -105,14 +105,14 @@ class EngineClient:
             self._window = asyncio.ensure_future(_ask_window(self._session, self._models_url))
         return await asyncio.shield(self._window)
 
-    async def _post(self, body: Mapping[str, Any]) -> object:
-        """Send a request and return the JSON value of the answer.
+    async def _post[T](self, body: Mapping[str, Any], read: Callable[[object], T]) -> T:
+        """Send a request and return what ``read`` makes of the JSON value of the answer.
 
         Raises:
             ContextOverflowError: The prompt does not fit the engine's context window.
             StatusError: The engine refuses the request, or is overloaded after the last attempt.
             SamplerError: The engine can't be reached, or does not answer in time or with JSON.
-            EngineSettingsError: The engine refuses the key or the model.
+            EngineSettingsError: The engine refuses the key or the model, and has given no good answer yet.
             UsageError: The client is not open.
         """
         request = object()
@@ -123,8 +123,9 @@ class EngineClient:
             )
         finally:
             del self._waiting[request]
+        found = read(answer)
         self.has_answered = True
-        return answer
+        return found
 
     def _note_failure(self, failure: str) -> None:
         self.last_failure = failure
@@ -139,7 +140,7 @@ class EngineClient:
                     if is_overflow(response.status, text):
                         raise ContextOverflowError(_refusal(self.url, response.status, text))
                     refusal = _refusal(self.url, response.status, text)
-                    raise status_error(refusal, response.status, text, response.headers)
+                    raise status_error(refusal, response.status, text, response.headers, has_answered=self.has_answered)
                 return _read_json(self.url, await response.read())
         except TimeoutError:
             raise SamplerError(f"{self.url} did not answer within {self._timeout_sec:g} seconds") from None
@@ -156,15 +157,15 @@ async def _ask_window(session: aiohttp.ClientSession, url: str) -> int | None:
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=_WINDOW_SEC)) as response:
             page = await response.json(content_type=None) if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, ValueError):
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return None
     match page:
         case {"data": [*models]}:
-            windows = {model.get("max_model_len") for model in models if isinstance(model, dict)}
+            found = [model.get("max_model_len") for model in models if isinstance(model, dict)]
         case _:
             return None
-    window = windows.pop() if len(windows) == 1 else None
-    return window if isinstance(window, int) else None
+    window = found[0] if found and all(other == found[0] for other in found) else None
+    return window if type(window) is int and window > 0 else None
 
 
 def _refusal(url: str, status: int, text: str) -> str:
@@ -187,9 +188,9 @@ def _stated_reason(text: str) -> str:
 def _read_json(url: str, body: bytes) -> object:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         shown = _one_line(body.decode(errors="replace"))
-        raise SamplerError(f"{url} did not answer with JSON, but with {shown}: is it the API's address?") from None
+        raise AttemptError(f"{url} did not answer with JSON, but with {shown}: is it the API's address?") from None
 
 
 def _one_line(text: str) -> str:

@@ -1,5 +1,6 @@
 """A sampler for SGLang's own endpoint, which takes and returns token ids."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -7,7 +8,11 @@ from harbor_gym.errors import ContextOverflowError, SamplerError
 from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.samplers.statuses import EngineSettingsError
+from harbor_gym.samplers.usage import check_usage
 from harbor_gym.types import Sample, StopReason
+
+_VERSION_DIGITS = 18
+"""A longer version of the weights is a hash, and no number of steps."""
 
 
 class SGLangSampler(EngineClient):
@@ -71,47 +76,50 @@ class SGLangSampler(EngineClient):
             EngineSettingsError: The engine refuses the key, or returns no token ids with log-probabilities.
             UsageError: The sampler is not open.
         """
-        return _read_sample(await self._post({**self._body, "input_ids": list(prompt)}))
+        limit = self._body["sampling_params"].get("max_new_tokens")
+        read = functools.partial(_read_sample, prompt=prompt, max_tokens=limit)
+        return await self._post({**self._body, "input_ids": list(prompt)}, read)
 
 
-def _read_sample(answer: object) -> Sample:
+def _read_sample(answer: object, *, prompt: Sequence[int], max_tokens: int | None) -> Sample:
     """Return the sample in the engine's answer.
 
     Raises:
-        SamplerError: The answer has no sample.
+        SamplerError: The answer has no sample that can be trained on.
         ContextOverflowError: The engine aborted, because the prompt does not fit its context window.
         EngineSettingsError: The answer has no log-probabilities.
     """
     match answer:
-        case {
-            "meta_info": {"finish_reason": {"type": ("stop" | "length") as reason}, "output_token_logprobs": sampled}
-        }:
-            pairs = [_pair(item) for item in cast("list[object]", sampled)] if isinstance(sampled, list) else None
-        case {"meta_info": {"finish_reason": {"type": ("stop" | "length")}}}:
-            pairs, reason = None, "stop"
+        case {"meta_info": {"finish_reason": {"type": ("stop" | "length") as reason}, **rest}}:
+            meta = cast("dict[str, Any]", rest)
         case {"meta_info": {"finish_reason": {"type": "abort", "message": str() as why}}} if is_overflow(400, why):
             raise ContextOverflowError(f"the engine refuses the prompt: {why}")
         case {"meta_info": {"finish_reason": reason}}:
             raise SamplerError(f"the engine ended a message with {reason!r:.200}, which is neither stop nor length")
         case _:
             raise SamplerError("the engine's answer holds no single message with its meta_info")
-    if pairs is None:
+    sampled = meta.get("output_token_logprobs")
+    if not isinstance(sampled, list):
         raise EngineSettingsError(
             "the engine returned no output_token_logprobs: return_logprob had no effect; let it return them"
         )
-    version = str(cast("dict[str, Any]", answer)["meta_info"].get("weight_version"))
-    return Sample(
-        [token for _, token in pairs],
-        [value for value, _ in pairs],
-        cast("StopReason", reason),
-        int(version) if version.isdecimal() else None,
-    )
+    pairs = [_pair(place, item) for place, item in enumerate(cast("list[object]", sampled))]
+    sample = Sample(
+        [token for _, token in pairs], [value for value, _ in pairs], cast("StopReason", reason), _version(meta)
+    ).checked(max_tokens=max_tokens)
+    check_usage(meta, prompt_tokens=len(prompt), sampled_tokens=len(pairs))
+    return sample
 
 
-def _pair(item: object) -> tuple[float, int]:
-    """Return log-probability and id of a sampled token."""
+def _version(meta: Mapping[str, Any]) -> int | None:
+    version = str(meta.get("weight_version"))
+    return int(version) if version.isdecimal() and len(version) <= _VERSION_DIGITS else None
+
+
+def _pair(place: int, item: object) -> tuple[Any, Any]:
+    """Return log-probability and id of a sampled token, unchecked."""
     match item:
-        case [(int() | float()) as value, int() as token, *_]:
-            return float(value), token
+        case [value, token, *_] if value is not None:
+            return value, token
         case _:
-            raise SamplerError(f"the engine returned a token without log-probability and id: {item!r:.100}")
+            raise SamplerError(f"the engine's token {place} is without log-probability and id: {item!r:.100}")

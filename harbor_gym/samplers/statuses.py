@@ -1,14 +1,30 @@
-"""Classify an engine's HTTP status: retry, wrong settings, or neither."""
+"""Classify an engine's HTTP status: retry, wrong settings, or neither.
+
+=========================  =============================  ================================
+status                     before the first good answer   after it
+=========================  =============================  ================================
+401, 403, 404, 400 that    a wrong setting: the run ends  retried: a proxy restarts, or
+names an unknown model                                    loads its models anew
+408, 409, 413, 425, 429,   retried                        retried
+500 and above
+any other                  the episode is lost            the episode is lost
+=========================  =============================  ================================
+
+Also retried: a connection that can't be made or breaks, and a status 200 with a body that is no JSON (empty, cut, a
+proxy's page). What is retried in vain is an infrastructure failure of its episode. A prompt that is too long
+(:mod:`harbor_gym.samplers.overflow`) and the end of a gateway's session are none of these, whatever the status.
+"""
 
 import email.utils
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from harbor_gym.errors import UsageError
 
-_RETRIED = frozenset({408, 409, 429})
-"""Statuses that are retried, like all from 500 on. Source: the retry rules of OpenAI's client."""
+_RETRIED = frozenset({408, 409, 413, 425, 429})
+"""Statuses that are retried, like all from 500 on. Source: the retry rules of OpenAI's client, RFC 9110, RFC 8470."""
 
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 _UNKNOWN_MODEL = "model_not_found"
@@ -38,24 +54,42 @@ class EngineSettingsError(UsageError):
     """The engine refuses the key or the model, or lacks a feature that the sampler needs; every request would fail."""
 
 
-def is_retried(status: int) -> bool:
-    """Return whether a later attempt may succeed, as when the engine restarts, reloads weights, or is overloaded."""
-    return status in _RETRIED or status >= 500
+@dataclass(slots=True)
+class History:
+    """What is known of an engine whose clients live for one episode each."""
+
+    has_answered: bool = False
+    """Whether it has given a good answer, with these settings."""
 
 
-def settings_error(refusal: str, status: int, body: str) -> EngineSettingsError | None:
+def is_retried(status: int, body: str, *, has_answered: bool) -> bool:
+    """Return whether a later attempt may succeed, as when the engine restarts, reloads weights, or is overloaded.
+
+    Args:
+        status: The answer's HTTP status.
+        body: The answer's text.
+        has_answered: Whether the engine has given a good answer before.
+    """
+    return status in _RETRIED or status >= 500 or (has_answered and _remedy(status, body) is not None)
+
+
+def settings_error(refusal: str, status: int, body: str, *, has_answered: bool) -> EngineSettingsError | None:
     """Return an error if every later request would get the same answer, because a setting is wrong; else None.
 
     Args:
         refusal: A description of the answer for the error's message.
         status: The answer's HTTP status.
         body: The answer's text.
+        has_answered: Whether the engine has given a good answer before, with these settings.
     """
-    if status == _BAD_REQUEST and _UNKNOWN_MODEL in body:
-        status = _NOT_FOUND
-    if status not in _SETTINGS or _ENDED_SESSION in body:
+    remedy = None if has_answered else _remedy(status, body)
+    return None if remedy is None else EngineSettingsError(f"{remedy} ({refusal})")
+
+
+def _remedy(status: int, body: str) -> str | None:
+    if _ENDED_SESSION in body:
         return None
-    return EngineSettingsError(f"{_SETTINGS[status]} ({refusal})")
+    return _SETTINGS.get(_NOT_FOUND if status == _BAD_REQUEST and _UNKNOWN_MODEL in body else status)
 
 
 def pause_sec(headers: Mapping[str, str], attempt: int) -> float:

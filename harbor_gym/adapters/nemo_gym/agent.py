@@ -20,6 +20,7 @@ from harbor_gym.adapters.nemo_gym.play import play
 from harbor_gym.adapters.nemo_gym.rows import Row, make_row, refused_row
 from harbor_gym.adapters.nemo_gym.settings import RequestOverrides, RolloutSettings, plan_episode
 from harbor_gym.errors import HarborGymError, SamplerError, TaskError
+from harbor_gym.samplers.statuses import History
 
 _UNPROCESSABLE = 422
 
@@ -70,6 +71,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
     config: HarborGymAgentConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # as NeMo Gym's own agents do
     _places: asyncio.Semaphore = PrivateAttr()
     _datasets: Datasets = PrivateAttr()
+    _history: History = PrivateAttr(default_factory=History)
 
     def model_post_init(self, context: Any, /) -> None:
         """Make the objects that episodes share."""
@@ -109,7 +111,9 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
         params = body.responses_create_params.model_dump(mode="json", exclude_unset=True)
 
         def make_server() -> ModelServer:
-            return ModelServer(self._poster(body), params, require_token_ids=config.require_token_ids)
+            return ModelServer(
+                self._poster(body), params, require_token_ids=config.require_token_ids, history=self._history
+            )
 
         try:
             return make_row(*await play(plan, make_server), require_token_ids=config.require_token_ids)

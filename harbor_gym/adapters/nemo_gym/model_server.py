@@ -8,10 +8,11 @@ from typing import Any
 
 from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
 from harbor_gym.formats.tool_text import ToolCall, write_calls
-from harbor_gym.samplers.attempts import ask_patiently, status_error
+from harbor_gym.samplers.attempts import AttemptError, ask_patiently, status_error
 from harbor_gym.samplers.chat import ChatAnswer
 from harbor_gym.samplers.overflow import is_overflow
-from harbor_gym.samplers.statuses import EngineSettingsError
+from harbor_gym.samplers.statuses import EngineSettingsError, History
+from harbor_gym.types import Sample
 
 type Item = dict[str, Any]
 """An item of the Responses API, as JSON."""
@@ -65,11 +66,19 @@ class ModelServer:
         params: The row's ``responses_create_params``; ``input`` is replaced.
         require_token_ids: Whether to refuse answers without token ids.
         max_attempts: Most attempts at a request while the server, or its engine, fails or is overloaded.
+        history: What is known of the server; one object for all episodes that call it.
     """
 
     def __init__(
-        self, post: Post, params: Mapping[str, Any], *, require_token_ids: bool = False, max_attempts: int = 4
+        self,
+        post: Post,
+        params: Mapping[str, Any],
+        *,
+        require_token_ids: bool = False,
+        max_attempts: int = 4,
+        history: History | None = None,
     ) -> None:
+        self._history = history or History()
         self._post, self._params = post, {name: value for name, value in params.items() if name != "input"}
         self._require_token_ids, self._max_attempts = require_token_ids, max_attempts
         self.calls: list[ModelCall] = []
@@ -96,6 +105,12 @@ class ModelServer:
         except EngineSettingsError as exc:
             self.misuse = exc
             raise
+        try:
+            return self._understood(output, is_cut)
+        except (KeyError, TypeError, AttributeError, ValueError) as exc:
+            raise SamplerError(f"the model server's answer has an item of an unknown form: {exc!r:.200}") from exc
+
+    def _understood(self, output: Sequence[Item], is_cut: bool) -> ChatAnswer:
         trained = next((item for item in reversed(output) if item.get("generation_token_ids") is not None), None)
         if trained is None and self._require_token_ids:
             self.misuse = UsageError(
@@ -103,17 +118,19 @@ class ModelServer:
                 "return_token_id_information: true"
             )
             raise self.misuse
-        prompt = None if trained is None else trained["prompt_token_ids"]
-        sampled = [] if trained is None else trained["generation_token_ids"]
+        prompt, sampled = (None, []) if trained is None else _trained_tokens(trained)
+        answer = self._answer(output, is_cut, len(prompt or ()), len(sampled))
         self.calls.append(ModelCall(output, prompt, sampled))
-        return self._answer(output, is_cut, len(prompt or ()), len(sampled))
+        return answer
 
     async def _ask(self, body: dict[str, Any]) -> tuple[list[Item], bool]:
-        return _read(*await self._post(body))
+        answer = _read(*await self._post(body), has_answered=self._history.has_answered)
+        self._history.has_answered = True
+        return answer
 
     def _answer(self, output: Sequence[Item], is_cut: bool, prompt_tokens: int, sampled_tokens: int) -> ChatAnswer:
         text, calls = _text(output), [item for item in output if item["type"] == "function_call"]
-        message: dict[str, Any] = {"role": "assistant", "content": text, CALL: len(self.calls) - 1}
+        message: dict[str, Any] = {"role": "assistant", "content": text, CALL: len(self.calls)}
         if reasoning := _reasoning(output):
             message["reasoning_content"] = reasoning
         if calls:
@@ -150,7 +167,7 @@ def _engine_status(status: int, text: str) -> int:
     return next((known for known, words in _WRAPPED_STATUSES if words.search(refusal)), status)
 
 
-def _read(status: int, headers: Mapping[str, str], content: bytes) -> tuple[list[Item], bool]:
+def _read(status: int, headers: Mapping[str, str], content: bytes, *, has_answered: bool) -> tuple[list[Item], bool]:
     """Return the output items, and whether the answer was cut at the token limit.
 
     Raises:
@@ -163,7 +180,7 @@ def _read(status: int, headers: Mapping[str, str], content: bytes) -> tuple[list
         raise ContextOverflowError(f"the model server refuses the chat: {shown}")
     if status != 200:
         refusal = f"the model server answered with status {status}: {shown}"
-        error = status_error(refusal, status, text, headers)
+        error = status_error(refusal, status, text, headers, has_answered=has_answered)
         if isinstance(error, EngineSettingsError):
             error = EngineSettingsError(
                 f"correct policy_api_key, policy_model_name or policy_base_url in env.yaml ({refusal})"
@@ -171,17 +188,32 @@ def _read(status: int, headers: Mapping[str, str], content: bytes) -> tuple[list
         raise error
     try:
         response = json.loads(content)
+    except (ValueError, RecursionError) as exc:
+        raise AttemptError(f"the model server did not answer with JSON, but with {shown or 'no text'}") from exc
+    try:
         output, reason = list(response["output"]), (response.get("incomplete_details") or {}).get("reason")
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        is_empty = not _holds_anything(output)
+    except (KeyError, TypeError, AttributeError, ValueError) as exc:
         raise SamplerError(f"the model server did not answer with a response: {shown}") from exc
     if reason not in (None, "max_output_tokens"):
         raise SamplerError(f"the model server ended a message with {reason!r}")
-    if reason and not _holds_anything(output):
+    if reason and is_empty:
         # NeMo Gym's vLLM server returns this for an engine's refusal, unless it propagates the refusal.
         raise ContextOverflowError(
             "the model server returned an empty answer: the chat does not fit its context window"
         )
     return output, reason is not None
+
+
+def _trained_tokens(item: Item) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the prompt and the sampled tokens of an output item.
+
+    Raises:
+        SamplerError: They can't be trained on.
+        KeyError, TypeError: They are no lists.
+    """
+    prompt = Sample(item["prompt_token_ids"]).checked().tokens
+    return prompt, Sample(item["generation_token_ids"], item.get("generation_log_probs")).checked().tokens
 
 
 def _holds_anything(output: Sequence[Item]) -> bool:

@@ -1,7 +1,6 @@
 """SkyRL's ``GeneratorInterface``: token-exact episodes in Harbor sandboxes, sampled by the trainer's own engine."""
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from harbor_gym.adapters.skyrl.settings import HarborSettings, check_settings
 from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import ContextOverflowError, HarborGymError, SamplerError, UsageError
 from harbor_gym.samplers.overflow import is_overflow
-from harbor_gym.samplers.statuses import settings_error
+from harbor_gym.samplers.statuses import History, settings_error
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.sequences import staleness
@@ -86,6 +85,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         self._filler_token = int(tokenizer.eos_token_id)
         self._slots = asyncio.Semaphore(self._settings.n_concurrent)
         self._lost_calls = 0
+        self._history = History()
 
     @override
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
@@ -143,7 +143,9 @@ class HarborTerminalGenerator(GeneratorInterface):
         self, task_dir: Path, trajectory_id: TrajectoryID | None, params: Mapping[str, Any] | None, salt: str | None
     ) -> Trajectory:
         session_id = trajectory_id.to_string() if trajectory_id is not None else uuid4().hex
-        sampler = _EngineSampler(self._engine, self._model, params, session_id, salt, self._has_logprobs(params))
+        sampler = _EngineSampler(
+            self._engine, self._model, params, session_id, salt, self._has_logprobs(params), self._history
+        )
         async with self._slots:
             started = time.monotonic()
             try:
@@ -195,6 +197,9 @@ class _EngineSampler:
     session_id: str
     cache_salt: str | None
     has_logprobs: bool
+    history: History
+    """What is known of the engine; one object for all trajectories."""
+
     seconds: float = field(default=0.0, init=False)
     """Seconds that the engine has taken so far."""
 
@@ -210,21 +215,24 @@ class _EngineSampler:
         try:
             output = await self.engine.generate(request, model=self.model)
         except Exception as exc:  # the boundary to SkyRL's client: any exception is the engine's failure
-            raise _engine_error(exc) from exc
+            raise _engine_error(exc, has_answered=self.history.has_answered) from exc
         finally:
             self.seconds += time.monotonic() - started
-        return self._read(output, version)
+        sample = self._read(output, version)
+        self.history.has_answered = True
+        return sample
 
     def _read(self, output: Mapping[str, Any], version: int | None) -> Sample:
-        tokens, reason = list(output["response_ids"][0]), output["stop_reasons"][0]
+        try:
+            tokens, reason = list(output["response_ids"][0]), output["stop_reasons"][0]
+            logprobs = (output.get("response_logprobs") or [None])[0] if self.has_logprobs else None
+        except (KeyError, IndexError, TypeError, AttributeError) as exc:
+            raise SamplerError(f"SkyRL's inference engine returned no single message: {exc!r:.200}") from exc
         if reason not in ("stop", "length"):
             raise SamplerError(f"SkyRL's inference engine ended a message with {reason!r}, neither stop nor length")
-        if not self.has_logprobs:
-            return Sample(tokens, None, reason, version)
-        logprobs = (output.get("response_logprobs") or [None])[0]
-        if logprobs is None or len(logprobs) != len(tokens) or any(map(math.isnan, logprobs)):
+        if self.has_logprobs and not isinstance(logprobs, Sequence):
             raise SamplerError(f"SkyRL's inference engine returned no log-probability for each of {len(tokens)} tokens")
-        return Sample(tokens, list(logprobs), reason, version)
+        return Sample(tokens, logprobs, reason, version).checked()
 
 
 def _version(engine: Engine) -> int | None:
@@ -235,12 +243,12 @@ def _version(engine: Engine) -> int | None:
     return getattr(engine, "weight_version", None)
 
 
-def _engine_error(error: Exception) -> HarborGymError:
+def _engine_error(error: Exception, *, has_answered: bool) -> HarborGymError:
     """Convert an exception of SkyRL's client; those of its remote client (aiohttp's) have the HTTP status."""
     what, status = f"SkyRL's inference engine failed: {type(error).__name__}: {error}", getattr(error, "status", 400)
     if is_overflow(status, str(error)):
         return ContextOverflowError(what)
-    return settings_error(what, status, str(error)) or SamplerError(what)
+    return settings_error(what, status, str(error), has_answered=has_answered) or SamplerError(what)
 
 
 def _task_dir(extras: Mapping[str, Any]) -> Path:

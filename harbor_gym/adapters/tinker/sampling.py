@@ -44,6 +44,6 @@ def tinker_sampler(
             prompt=tinker.ModelInput.from_ints(list(prompt)), num_samples=1, sampling_params=parameters
         )
         sequence = answer.sequences[0]
-        return Sample(sequence.tokens, sequence.logprobs, sequence.stop_reason)
+        return Sample(sequence.tokens, sequence.logprobs, sequence.stop_reason).checked(max_tokens=max_tokens)
 
     return sample

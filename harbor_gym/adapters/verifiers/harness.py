@@ -110,6 +110,7 @@ class SharedState:
 
     def __init__(self) -> None:
         self._pools: weakref.WeakSet[WarmPool] = weakref.WeakSet()
+        self._answered: set[str] = set()
         self._refusals: dict[str, str] = {}
 
     def pool(self, config: TerminalEnvConfig, size: int) -> WarmPool:
@@ -125,12 +126,21 @@ class SharedState:
                 group.create_task(pool.close())
 
     def note_refusal(self, trace: vf.Trace) -> None:
-        """Remember a refused key or model, so that later episodes fail at once; in verifiers no episode ends a run."""
+        """Remember a refused key or model, so that later episodes fail at once; in verifiers no episode ends a run.
+
+        A model that has answered before is not refused by its settings, but by a server that restarts.
+        """
+        self._answered |= {call.model for call in trace.calls if call.error is None and call.model is not None}
         call = trace.calls[-1] if trace.calls else None
         if call is None or call.error is None or call.model is None or call.error.status_code is None:
             return
-        if settings_error(call.error.message, call.error.status_code, call.error.message) is not None:
+        status, message = call.error.status_code, call.error.message
+        if settings_error(message, status, message, has_answered=self.has_answered(call.model)) is not None:
             self._refusals[call.model] = call.error.message
+
+    def has_answered(self, model: str) -> bool:
+        """Return whether the model has answered in an earlier episode."""
+        return model in self._answered
 
     def require_not_refused(self, model: str) -> None:
         """Raise if the model or the key was refused in an earlier episode.
@@ -188,7 +198,8 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
         if not isinstance(data, HarborTaskData):
             raise TaskError(f"the harness plays tasks of its own taskset, not {type(data).__name__}")
         config = self.config.env_config(Path(data.task_dir))
-        address = Endpoint(endpoint, secret, ctx.model, trace, data.system_prompt)
+        known = self.shared.has_answered(ctx.model)
+        address = Endpoint(endpoint, secret, ctx.model, trace, data.system_prompt, known)
         agent = self.config.harbor_agent()
         try:
             self.shared.require_not_refused(ctx.model)

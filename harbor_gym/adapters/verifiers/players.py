@@ -40,9 +40,14 @@ class Endpoint:
     system_prompt: str | None = None
     """Text to append to the system prompt, such as a prompt optimiser's."""
 
+    has_answered: bool = False
+    """Whether the model has answered in an earlier episode."""
+
     def open(self) -> ChatEndpoint:
         """Return a client without limits, since verifiers sets them."""
-        return ChatEndpoint(self.url, self.model, max_tokens=None, timeout_sec=None, api_key=self.secret)
+        endpoint = ChatEndpoint(self.url, self.model, max_tokens=None, timeout_sec=None, api_key=self.secret)
+        endpoint.has_answered = self.has_answered
+        return endpoint
 
 
 class _Asker:

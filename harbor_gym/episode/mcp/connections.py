@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping
 from typing import Any, cast, override
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 
 from harbor_gym import __version__
+from harbor_gym.errors import HarborGymError
 from harbor_gym.sandboxes.extensions import PipedProcess
 from harbor_gym.terminal.transports.channel import end_piped
 
@@ -42,6 +43,20 @@ class ServerError(Exception):
 
 class ServerLostError(ServerError):
     """The connection is of no further use: a later request needs a new one."""
+
+
+@contextlib.contextmanager
+def _reading() -> Generator[None]:
+    """Raise whatever a server's words made of a parser or of the HTTP client as a ``ServerLostError``.
+
+    Its addresses, headers and versions go through httpx, urllib and codecs, and each has exceptions of its own.
+    """
+    try:
+        yield
+    except (ServerError, HarborGymError):
+        raise
+    except Exception as exc:
+        raise ServerLostError(f"it can't be reached: {exc or type(exc).__name__}") from exc
 
 
 class _Lines:
@@ -79,8 +94,12 @@ class Connection(ABC):
         client = {"name": "harbor-gym", "version": __version__}
         params = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
         result = await self.request("initialize", params)
-        self._version = str(result.get("protocolVersion", PROTOCOL_VERSION))
-        await self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        version = result.get("protocolVersion", PROTOCOL_VERSION)
+        if not isinstance(version, str):
+            raise ServerLostError("it states a version of the protocol that is no text")
+        self._version = version
+        with _reading():
+            await self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
         capabilities = result.get("capabilities")
         return cast("Message", capabilities) if isinstance(capabilities, dict) else {}
 
@@ -97,12 +116,13 @@ class Connection(ABC):
         self._last += 1
         self._room, number = MAX_ANSWER_BYTES, self._last
         sent = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-        async with contextlib.aclosing(self._exchange(sent)) as messages:
-            async for message in messages:
-                if "method" in message:
-                    await self._answer(message)
-                elif message.get("id") == number:
-                    return _result(message)
+        with _reading():
+            async with contextlib.aclosing(self._exchange(sent)) as messages:
+                async for message in messages:
+                    if "method" in message:
+                        await self._answer(message)
+                    elif message.get("id") == number:
+                        return _result(message)
         raise ServerLostError("it ended without an answer")
 
     @abstractmethod
@@ -222,19 +242,16 @@ class HttpConnection(Connection):
     @contextlib.asynccontextmanager
     async def _requested(self, method: str, url: str, **settings: Any) -> AsyncGenerator[httpx.Response]:
         """Send a request and yield its response, whose body is not read yet."""
+        response = await self._client.send(self._client.build_request(method, url, **settings), stream=True)
         try:
-            response = await self._client.send(self._client.build_request(method, url, **settings), stream=True)
-            try:
-                if (further := response.next_request) is not None and _origin(further.url) == _origin(httpx.URL(url)):
-                    await response.aclose()
-                    response = await self._client.send(further, stream=True)
-                if not response.is_success:
-                    raise ServerLostError(f"it answered with HTTP status {response.status_code}")
-                yield response
-            finally:
+            if (further := response.next_request) is not None and _origin(further.url) == _origin(httpx.URL(url)):
                 await response.aclose()
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
-            raise ServerLostError(f"it can't be reached: {exc or type(exc).__name__}") from exc
+                response = await self._client.send(further, stream=True)
+            if not response.is_success:
+                raise ServerLostError(f"it answered with HTTP status {response.status_code}")
+            yield response
+        finally:
+            await response.aclose()
 
     async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
         async for chunk in response.aiter_raw():
@@ -276,12 +293,9 @@ class SseConnection(HttpConnection):
             if _origin(httpx.URL(self._endpoint)) != _origin(httpx.URL(self._url)):
                 raise ServerLostError("it takes requests at another address")
         await self._send(message)
-        try:
-            async for _, data in self._stream:
-                for found in _messages(data):
-                    yield found
-        except httpx.HTTPError as exc:
-            raise ServerLostError(f"it can't be reached: {exc or type(exc).__name__}") from exc
+        async for _, data in self._stream:
+            for found in _messages(data):
+                yield found
 
     @override
     async def close(self) -> None:

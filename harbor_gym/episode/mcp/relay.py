@@ -45,9 +45,10 @@ class Relay:
 
     def __init__(self, environment: "BaseEnvironment", user: str | int | None, host: str, port: int) -> None:
         self._environment, self._user = environment, user
-        # Bash opens the connection. When this side closes the command's input, the first cat ends and kills the other.
+        # Bash opens the connection. When this side closes the command's input, the first cat ends and kills the other;
+        # when the server closes the connection, the other ends, and with it the command's output, which it alone has.
         opened = f"exec 3<>{shlex.quote(f'/dev/tcp/{host}/{port}')} || exit 1"
-        self._command = f"exec bash -c {shlex.quote(f'{opened}; {{ cat >&3; kill $$; }} <&0 & exec cat <&3')}"
+        self._command = f"exec bash -c {shlex.quote(f'{opened}; {{ cat; kill $$; }} <&0 >&3 & exec cat <&3')}"
         self._directory: Path | None = None
         self._handle = -1
         self.path = ""

@@ -45,6 +45,9 @@ _NO_BASH = (
     "its address is reached by bash, which the image lacks: install bash, or set mcp_tools to False for the address "
     "in the instruction"
 )
+_MAX_SCHEMA_LEVELS = 100
+"""Limit on the nesting of a tool's schema, which others render again: chat templates, agents."""
+
 _MAX_PAGES = 20
 _MAX_ERROR_CHARS = 500
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -98,7 +101,7 @@ class McpServers:
                 failure; later it only has no tools, and :attr:`problems` says why.
 
         Raises:
-            TaskError: A server does not answer, or declares tools that can't be used.
+            TaskError: A server does not answer or declares tools that can't be used, before a policy was there.
             TaskUnsupportedError: The sandbox runs no command with pipes.
             SandboxLostError: The sandbox is gone.
         """
@@ -106,17 +109,15 @@ class McpServers:
             limit = asyncio.timeout(_START_SEC)
             try:
                 async with limit:
-                    found = await server.list_tools()
+                    self._add(server, await server.list_tools())
+                continue
             except ServerError as exc:
                 problem = str(exc)
             except TimeoutError:
                 if not limit.expired():
                     raise
                 problem = f"no answer within {_START_SEC:g} s {server.problem}".strip()
-            else:
-                self._add(server, found)
-                continue
-            problem = _brief(problem)
+            problem = printable(_brief(problem))
             await server.disconnect()
             if is_first:
                 raise TaskError(f"the MCP server {server.name} of the task can't be used: {problem}")
@@ -136,7 +137,7 @@ class McpServers:
         limit = asyncio.timeout(timeout_sec)
         try:
             async with limit:
-                result = await server.call(name, json.loads(call.arguments))
+                text, is_error = await server.call(name, json.loads(call.arguments))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -150,7 +151,7 @@ class McpServers:
             if not isinstance(exc, ServerError) or isinstance(exc, ServerLostError):
                 await server.disconnect()
         else:
-            text, is_error, server.is_late = _as_text(result), result.get("isError") is True, False
+            server.is_late = False
         head = f"[{call.name} failed]" if is_error else f"[{call.name}]"
         return ToolResult(head, printable(text), is_error, time.monotonic() - started)
 
@@ -165,18 +166,27 @@ class McpServers:
             server.forget()
 
     def _add(self, server: "_Server", found: Sequence[ToolDefinition]) -> None:
+        """Add a server's tools, all or none of them.
+
+        Raises:
+            ServerError: They can't be used.
+        """
+        own = dict[str, str]()
+        tools = list(self.tools)
         for tool in found:
             name = _NO_NAME.sub("_", f"{server.name}__{tool.name}")[:_MAX_NAME_CHARS]
-            if name in self._tools:
-                raise TaskError(f"two tools of the task's MCP servers have one name: {name}")
-            self._tools[name] = server, tool.name
-            self.tools += (ToolDefinition(name, tool.description, tool.parameters),)
-        size = sum(len(json.dumps(tool_schema(tool))) for tool in self.tools)
+            if name in own or name in self._tools:
+                raise ServerError(f"it declares a second tool with the name {name}")
+            own[name] = tool.name
+            tools.append(ToolDefinition(name, tool.description, tool.parameters))
+        size = sum(len(json.dumps(tool_schema(tool))) for tool in tools)
         if size > _MAX_SCHEMA_CHARS:
-            raise TaskError(
-                f"the tools of the task's MCP servers take {size} characters of the prompt with those of "
-                f"{server.name}; at most {_MAX_SCHEMA_CHARS} are taken"
+            raise ServerError(
+                f"its tools and those of the servers before it take {size} characters of the prompt; at most "
+                f"{_MAX_SCHEMA_CHARS} are taken"
             )
+        self.tools = tuple(tools)
+        self._tools |= {name: (server, its) for name, its in own.items()}
 
 
 class _Server:
@@ -219,9 +229,11 @@ class _Server:
             params = {"cursor": cursor}
         return tools
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """Return a call's result as text, and whether the tool says that it failed."""
         connection = await self._connected()
-        return await connection.request("tools/call", {"name": name, "arguments": dict(arguments)})
+        result = await connection.request("tools/call", {"name": name, "arguments": dict(arguments)})
+        return _as_text(result), result.get("isError") is True
 
     async def disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -280,14 +292,30 @@ def _definition(tool: Mapping[str, Any]) -> ToolDefinition:
     if not isinstance(name, str):
         raise ServerError("it declares a tool without a name")
     parameters = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {"type": "object", "properties": {}}
+    if _is_deeper(parameters, _MAX_SCHEMA_LEVELS):
+        raise ServerError(f"it declares a tool whose schema has more than {_MAX_SCHEMA_LEVELS} levels")
     return ToolDefinition(name, description if isinstance(description, str) else "", parameters)
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    match value:
+        case dict():
+            inner = cast("dict[str, Any]", value).values()
+        case list():
+            inner = cast("list[Any]", value)
+        case _:
+            return False
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
 
 
 def _as_text(result: Mapping[str, Any]) -> str:
     """Return a result's content as text; other content is replaced by a description."""
     content = [_part(part) for part in _listed(result, "content")]
     if not content and result.get("structuredContent") is not None:
-        return json.dumps(result["structuredContent"], ensure_ascii=False)
+        try:
+            return json.dumps(result["structuredContent"], ensure_ascii=False)
+        except RecursionError:
+            raise ServerError("its answer has too many levels") from None
     return "\n".join(content)
 
 

@@ -109,7 +109,7 @@ async def test_what_can_not_change_ends_the_evaluation_in_its_first_sandbox(
     assert "refused for a reason" in ended.error
 
 
-@pytest.mark.parametrize("mode", [408, 409, 429, 500, 502, "HTML 502", "cut"])
+@pytest.mark.parametrize("mode", [408, 409, 413, 425, 429, 500, 502, "HTML", "HTML 502", "bad UTF-8", "cut", "empty"])
 async def test_what_may_pass_is_asked_again_within_the_episode(
     mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +119,23 @@ async def test_what_may_pass_is_asked_again_within_the_episode(
     assert ended.code == 0, ended.error
     assert f"[{EPISODES}/{EPISODES}, solved {EPISODES}/{EPISODES}]" in ended.printed
     assert Counted.started == EPISODES
+
+
+@pytest.mark.parametrize("mode", [401, 403, 404, "unknown model", (404, b"<html>404 page not found</html>")])
+async def test_a_refusal_after_a_good_answer_costs_no_more_than_its_episode(
+    mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load balancer that restarts refuses everything for a moment."""
+    async with serving(monkeypatch) as double:
+        double.modes = [200, 200, mode, mode]
+        ended = await evaluate(double, tmp_path)
+        assert ended.code == 0, ended.error
+        assert f"[{EPISODES}/{EPISODES}, solved {EPISODES}/{EPISODES}]" in ended.printed
+        double.modes = [200] * 3 * EPISODES + [mode] * 4
+        ended = await evaluate(double, tmp_path, "--concurrency", "1", "--episodes", f"{EPISODES + 1}")
+    assert ended.code == 0, ended.error
+    assert f"[{EPISODES + 1}/{EPISODES + 1}, solved {EPISODES + 1}/{EPISODES + 1}]" in ended.printed
+    assert Counted.started == EPISODES + EPISODES + 2, "the last episode was lost once, and played again"
 
 
 async def test_a_slow_answer_is_reported_and_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

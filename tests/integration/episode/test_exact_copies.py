@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
@@ -346,3 +347,19 @@ async def test_the_parent_takes_no_step_while_it_is_copied(task_dir: Path) -> No
         for copy in await forking:
             await copy.close()
         await typed(parent, "true\n")
+
+
+async def test_an_open_question_the_seed_and_the_steps_pay_are_in_the_copy(tmp_path: Path) -> None:
+    task = write_steps(tmp_path / "task")
+    config = config_of(task, step_rewards=True, confirm_task_complete=True)
+    complete = json.dumps({"analysis": "", "plan": "", "commands": [], "task_complete": True})
+    async with AsyncTerminalGymEnv(config) as parent:
+        await parent.reset(seed=7)
+        await typed(parent, DONE)
+        assert (await parent.step(complete)).info.get("confirmation_pending") is True
+        (copy,) = await parent.fork(1, mode="exact")
+        async with copy:
+            await copy.reset()
+            assert (await copy.snapshot()).seed == 7
+            opened = await copy.step(complete)
+            assert (opened.done, opened.reward, opened.info.get("confirmation_pending")) == (False, 0.5, False)

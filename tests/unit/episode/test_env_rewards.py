@@ -313,3 +313,12 @@ async def test_a_verdict_beside_an_exception_of_the_phase_is_no_reward(task: Pat
         await env.reset()
         with pytest.raises(AgentFailedError, match="ConnectionError: the network can't be restored"):
             await env.step(COMPLETE)
+
+
+@pytest.mark.parametrize("step_rewards", [True, False])
+async def test_with_the_final_strategy_only_the_last_step_pays(task: Path, step_rewards: bool) -> None:
+    fake_config(task, steps=3)
+    toml = task / "task.toml"
+    toml.write_text(f'multi_step_reward_strategy = "final"\n{toml.read_text()}')
+    paid, info = await paid_in_steps(task, COMPLETE, COMPLETE, COMPLETE, rewards=1.0, step_rewards=step_rewards)
+    assert (paid, info.get("episode_reward")) == ([0.0, 0.0, 1.0], 1.0)

@@ -646,3 +646,28 @@ def test_a_gymnasium_environment_is_copied(tmp_path: Path) -> None:
     for each in (env, *copies):
         each.close()
     assert not Counted.running
+
+
+async def test_the_seed_of_a_reset_is_in_each_snapshot_and_copy(tmp_path: Path) -> None:
+    parent = AsyncTerminalGymEnv(config_of(tmp_path))
+    await parent.reset(seed=7)
+    await parent.step(WRITE)
+    (copy,) = await parent.fork(1)
+    (await parent.snapshot()).write(tmp_path / "snapshot.json")
+    begun = AsyncTerminalGymEnv(config_of(tmp_path, start_from=tmp_path / "snapshot.json"))
+    async with closing(parent, copy, begun):
+        await copy.reset()
+        await begun.reset()
+        assert [(await env.snapshot()).seed for env in (parent, copy, begun)] == [7, 7, 7]
+        await begun.reset(seed=8)
+        assert (await begun.snapshot()).seed == 8
+
+
+async def test_the_state_of_a_copy_has_the_counts_of_tool_calls(tmp_path: Path) -> None:
+    """No copy with processes has servers yet, but its state has what an episode with them counts."""
+    parent = await started(config_of(tmp_path), WRITE)
+    async with closing(parent):
+        running = parent._episode_at_hand  # pyright: ignore[reportPrivateUsage]
+        running.tool_metrics, running.confirmation_pending = {"mcp/calls": 2.0, "mcp/failed": 1.0}, True
+        state = running.state(parent._budgets.spent)  # pyright: ignore[reportPrivateUsage]
+    assert (state.tool_metrics, state.confirmation_pending) == ({"mcp/calls": 2.0, "mcp/failed": 1.0}, True)

@@ -54,3 +54,28 @@ async def test_a_connection_may_end_while_the_relay_closes() -> None:
     relay._carrying.add(connection)  # pyright: ignore[reportPrivateUsage]
     connection.add_done_callback(relay._carrying.discard)  # pyright: ignore[reportPrivateUsage]
     await closing
+
+
+class OnThisMachine:
+    """The ability of a sandbox that a relay needs."""
+
+    def exec_argv(self, command: str, *, user: str | int | None = None) -> list[str]:
+        return ["bash", "-c", command]
+
+
+async def test_the_end_of_the_servers_connection_is_passed_on() -> None:
+    """Servers close connections that are idle; the next request would wait on one for its whole time."""
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(3))
+        writer.close()
+
+    async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        relay = await relays.Relay(cast("Any", OnThisMachine()), None, "127.0.0.1", port).open()
+        reader, writer = await asyncio.open_unix_connection(relay.path)
+        writer.write(b"abc")
+        async with asyncio.timeout(60):
+            assert await reader.read() == b"abc"
+        writer.close()
+        await relay.close()

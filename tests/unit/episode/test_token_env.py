@@ -7,7 +7,7 @@ from typing import Any, override
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason
-from harbor_gym.errors import SandboxLostError, TaskError, UsageError
+from harbor_gym.errors import ContextOverflowError, SandboxLostError, TaskError, UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.rollout import Sample, Sampler, run_episode
 from harbor_gym.tokens import TokenTerminalEnv
@@ -222,3 +222,26 @@ async def test_what_is_no_fault_of_the_infrastructure_raises_and_closes(tmp_path
         await run_episode(env, sampler())
     with pytest.raises(UsageError, match="closed"):
         await env.reset()
+
+
+async def test_a_cut_after_three_turns_is_the_last_ones(tmp_path: Path) -> None:
+    texts = [message("true\n"), "no json", message("true\n")]
+    env, answers = token_env(tmp_path / "task", rewards=0.5), iter(texts)
+
+    async def sample(prompt: Sequence[int]) -> Sample:
+        if (text := next(answers, None)) is None:
+            raise ContextOverflowError("the prompt does not fit")
+        return Sample(tokens(text))
+
+    rollout = await run_episode(env, sample)
+    assert [item.reward for item in rollout.transitions] == [0.0, 0.0, 0.5]
+    assert [item.info.get("end_reason") for item in rollout.transitions] == [None, None, EndReason.CONTEXT_OVERFLOW]
+    assert [item.info["turn"] for item in rollout.transitions] == [1, 2, 3]
+    turns = env.transcript.turns
+    assert [(turn.reward, turn.info.get("end_reason"), turn.action) for turn in turns] == [
+        (0.0, None, texts[0]),
+        (0.0, None, texts[1]),
+        (0.5, EndReason.CONTEXT_OVERFLOW, texts[2]),
+    ]
+    assert [bool(turn.info.get("parse_error")) for turn in turns] == [False, True, False]
+    assert [bool(item.info.get("parse_error")) for item in rollout.transitions] == [False, True, False]

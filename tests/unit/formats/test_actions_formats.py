@@ -5,12 +5,14 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harbor_gym import TerminalEnvConfig
 from harbor_gym.formats import ActionFormat, ParsedAction, parse, parse_action, parse_tool_call, prompts
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.types import Command
@@ -477,3 +479,32 @@ def test_further_tools_alone() -> None:
     assert "Invalid JSON" in (refused.error or "")
     mistaken = parse_action(hermes('{"name": "box__sub", "arguments": {}}'), format=ActionFormat.BASH_TOOL, tools=[ADD])
     assert "the tools are bash, box__add and submit" in (mistaken.error or "")
+
+
+@pytest.mark.parametrize(
+    ("action_format", "text", "error"),
+    [
+        (ActionFormat.TERMINUS_JSON, '{"commands": ' + "[" * 100_000, "Invalid JSON: nested too deeply"),
+        (
+            ActionFormat.TERMINUS_XML,
+            "<response><commands><keystrokes>a < > b</keystrokes></commands></response>",
+            "Invalid XML: there is nothing but blanks between a '<' and the next '>'; write it without the blanks",
+        ),
+    ],
+)
+def test_what_harbors_parser_can_not_read_is_explained(action_format: ActionFormat, text: str, error: str) -> None:
+    assert parse_action(text, format=action_format).error == error
+
+
+def test_a_configurations_own_system_message_is_the_prompts() -> None:
+    config = TerminalEnvConfig(task_dir=Path("task"), system_prompt="Be brief.")
+    assert prompts.opening(config, "Do it.\n", "$").messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Task:\nDo it.\n\nTerminal:\n$"},
+    ]
+
+
+def test_the_next_steps_message_has_its_screen() -> None:
+    assert prompts.next_step("Do that.\n", "/srv $ ") == (
+        "[that step was graded; here is the next]\nTask:\nDo that.\n\nTerminal:\n/srv $ "
+    )

@@ -1,7 +1,9 @@
 """A session's key has bounds for any program: calls under any name, and the memory for their prompts."""
 
 import asyncio
+import json
 from collections.abc import Sequence
+from typing import Any, override
 
 import pytest
 
@@ -17,6 +19,17 @@ from tests.helpers.patience import eventually
 CHAT = ChatCompletionsWire()
 LONG = " ".join(map(str, range(5000)))
 """23,889 characters of which no block is like another."""
+
+
+class Short(TextConversationCodec):
+    """Renders every prompt as one token."""
+
+    def __init__(self) -> None:
+        super().__init__(CharacterCodec())
+
+    @override
+    def render(self, messages: Any, tools: Any) -> list[int]:
+        return [1]
 
 
 async def fine(prompt: Sequence[int]) -> Sample:
@@ -186,3 +199,25 @@ async def test_what_runs_out_while_the_work_is_graded_cut_nothing_and_ends_a_fur
     with pytest.raises(SessionEndedError), session.admitted():
         pytest.fail("the further step's agent is refused")
     assert session.end_reason is EndReason.TIME_LIMIT
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_request_of_system_messages_alone_is_answered(count: int) -> None:
+    session = make_session(SessionLimits())
+    body = chat_body(*({"role": "system", "content": f"rule {number}"} for number in range(count)))
+    for _ in range(2):
+        answer, _ = await session.answer(CHAT.read(body))
+        assert answer.parsed.content == "fine"
+    assert [call.parent for call in session.calls] == [None, None]
+
+
+async def test_the_arguments_of_tool_calls_are_text_in_memory() -> None:
+    """1,000,000 characters are more than 100,000 tokens of four."""
+    session = Session(fine, Short(), model="policy", limits=SessionLimits(max_prompt_tokens=100_000))
+    arguments = json.dumps({"text": "x" * 1_000_000})
+    call = {"id": "a", "type": "function", "function": {"name": "run", "arguments": arguments}}
+    history = [user("go"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    result = {"role": "tool", "tool_call_id": "a", "content": "ok"}
+    await session.answer(CHAT.read(chat_body(*history, result)))
+    with pytest.raises(SessionEndedError):
+        await ask(session, "short")

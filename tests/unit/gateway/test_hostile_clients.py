@@ -1,6 +1,7 @@
 """The gateway as a server: keys, limits, failures, and clients that misbehave."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncGenerator, Sequence
@@ -467,3 +468,67 @@ async def test_a_failing_callback_harms_nobody(caplog: pytest.LogCaptureFixture)
         url = f"{session.base_url}/v1/messages"
         assert [(await status_of(url, ANY_BODY))[0] for _ in range(2)] == [200, 403]
     assert "on_limit" in caplog.text
+
+
+# -- connections without a request -------------------------------------------------------------------------------------
+
+
+async def connected(gateway: Gateway, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*gateway.address)
+    writer.write(sent)
+    return reader, writer
+
+
+def closed(clients: Sequence[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> int:
+    """Return how many connections the gateway has ended."""
+    return sum(reader.at_eof() or reader.exception() is not None for reader, _ in clients)
+
+
+def request_of(session: Any) -> bytes:
+    body = json.dumps(ANY_BODY).encode()
+    path = session.base_url.split("/", 3)[3]
+    head = f"POST /{path}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+HALVES = [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n", b"G"]
+
+
+@pytest.mark.parametrize("sent", HALVES)
+async def test_connections_without_a_request_are_bounded_and_the_oldest_go(sent: bytes) -> None:
+    sampler = Stuck()
+    async with serving(sampler) as gateway:
+        session = gateway.open_session()
+        working = await connected(gateway, request_of(session))
+        await eventually(lambda: sampler.waiting == 1)
+        clients = [await connected(gateway, sent) for _ in range(300)]
+        await eventually(lambda: closed(clients) == 300 - 256)
+        assert closed(clients[: 300 - 256]) == 300 - 256
+        assert (sampler.waiting, closed([working])) == (1, 0), "who waits for an answer is no such connection"
+        assert (await status_of(f"{session.base_url}/v1/chat/completions", {"messages": 1}))[0] == 400
+        for _, writer in [working, *clients]:
+            writer.close()
+
+
+async def test_the_idle_connections_of_a_session_are_bounded_by_themselves() -> None:
+    async with serving(Script("fine", repeats=True)) as gateway:
+        loud, quiet = gateway.open_session(limits=SessionLimits(max_turns=None)), gateway.open_session()
+        kept = await connected(gateway, request_of(quiet))
+        await kept[0].readuntil(b"\r\n\r\n")
+        clients = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
+        for _ in range(80):
+            clients.append(await connected(gateway, request_of(loud)))
+            await clients[-1][0].readuntil(b"\r\n\r\n")
+        for reader, _ in clients:  # the bodies, so that an end can be seen
+            reader._buffer.clear()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        await eventually(lambda: closed(clients) == 80 - 64)
+        assert (closed(clients[: 80 - 64]), closed([kept])) == (80 - 64, 0)
+        for _, writer in [kept, *clients]:
+            writer.close()
+
+
+@pytest.mark.parametrize("sent", HALVES)
+async def test_a_connection_without_a_request_is_closed_in_time(sent: bytes) -> None:
+    async with serving(Script(), IMPATIENT) as gateway:
+        with contextlib.suppress(ConnectionResetError):
+            assert await raw_exchange(gateway, sent) == b""

@@ -69,7 +69,7 @@ def test_tests_are_counted_by_outcome(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bounded", "free"),
     [
-        ("trl>=1.16,<2", "trl>=1.16"),
+        ("trl>=1.16,<1.17", "trl>=1.16"),
         ("skyrl==0.4.0", "skyrl>=0.4.0"),
         ("nemo-gym>=0.7,<0.8; python_full_version >= '3.13.14'", 'nemo-gym>=0.7; python_full_version >= "3.13.14"'),
     ],

@@ -7,6 +7,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from harbor_gym.cli.main import app
@@ -97,3 +99,65 @@ def test_what_is_no_recording_is_one_line_and_exit_code_2(tmp_path: Path, conten
 def test_a_recording_without_a_turn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no turn"):
         write_animation(record(tmp_path / "a.cast", []), tmp_path / "a.svg")
+
+
+def cast(path: Path, *events: object, **header: object) -> Path:
+    """Write a recording that another program made, or a policy."""
+    head = {"version": 2, "width": COLUMNS, "height": ROWS, **header}
+    path.write_text("\n".join(map(json.dumps, [head, *events])), encoding="utf-8")
+    return path
+
+
+# Of each class: C0, DEL, C1, directions, surrogates, no characters, combining, wide, other planes, markup.
+ODD = (
+    "\0\x01\x08\x0b\x0c\r\x1b\x7f\x85\x9b\u202e\u2028\u2066\ud800\udfff"
+    "\ufdd0\ufffe\uffff\u0300\u65e5\U0001f600\U0010ffff<&>'\"]]>\n\t"
+)
+TEXTS = st.text(st.sampled_from(ODD) | st.characters(), max_size=30) | st.sampled_from(
+    ["\x1b[?4m", "\x1b[1;2;3;4H", "\x1b[?1J", "\x1b]0;a\x07", "\x1b[99999999999C", "\x1b(0q", "\x9b4m"]
+)
+
+
+@given(title=TEXTS, label=TEXTS, typed=TEXTS, shown=TEXTS, ending=TEXTS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_text_makes_the_picture_ill_formed(
+    tmp_path: Path, title: str, label: str, typed: str, shown: str, ending: str
+) -> None:
+    path = cast(tmp_path / "a.cast", [0, "m", f"1{label}"], [0, "i", typed], [1, "o", shown], title=title)
+    (tmp_path / "a.json").write_text(json.dumps({"end_reason": ending, "reward": 1.0}))
+    write_animation(path, tmp_path / "a.svg")
+    groups = ElementTree.fromstring((tmp_path / "a.svg").read_bytes()).findall(f"{SVG}g")
+    assert [group.get("id") for group in groups] == ["t0"]
+
+
+def test_a_character_that_cannot_be_drawn_takes_its_column(tmp_path: Path) -> None:
+    path = cast(tmp_path / "a.cast", [0, "m", "1"], [0, "o", "a\ud800b\ufffec"])
+    assert read_recording(path).frames[0].lines == ("a\ufffdb\ufffdc",)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"width": 10**7},
+        {"width": 0},
+        {"height": 0},
+        {"height": -1},
+        {"height": 10**400},
+        {"width": float("inf")},
+        {"width": float("nan")},
+        {"width": [80]},
+        {"idle_time_limit": "soon"},
+        {"idle_time_limit": 10**400},
+        {"idle_time_limit": [1]},
+    ],
+    ids=lambda header: f"{header!r:.30}",
+)
+def test_a_header_that_no_recording_has(tmp_path: Path, header: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="is no recording"):
+        write_animation(cast(tmp_path / "a.cast", [0, "m", "1"], **header), tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize("event", [[10**400, "m", "2"], [[], "m", "2"], [1, "m"], {"a": 1}, [1, "o", "\x1b[?4m"], 7])
+def test_a_broken_event_ends_the_recording(tmp_path: Path, event: object) -> None:
+    path = cast(tmp_path / "a.cast", [0, "m", "1"], event, [1, "m", "3"])
+    assert [frame.label for frame in read_recording(path).frames] == ["1"]

@@ -261,6 +261,18 @@ def test_nothing_that_a_terminal_shows_becomes_part_of_the_page(tmp_path: Path) 
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", script)
 
 
+def test_no_character_of_a_run_makes_the_page_ill_formed(tmp_path: Path) -> None:
+    """A page is UTF-8, so that half of a surrogate pair would end the command; HTML has no control characters."""
+    run = tmp_path / "run"
+    write_episodes(run, batches=1, episodes=1)
+    odd = "a\x00\x1b[2J\x9b\ud800\ufffe\uffffb"
+    write(run / "metrics.jsonl", {"step": 0, **BATCH, f"env/all/ended/{odd}": 1.0})
+    (run / "config.json").write_text(json.dumps({"model_name": odd, "loss_fn": odd}))
+    page = report.write_page(run).path.read_text(encoding="utf-8")
+    assert r"a\x00\x1b[2J\x9b\ud800\ufffe\uffffb" in page
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff]", page)
+
+
 def test_a_large_run_gives_some_of_every_batch_and_reports_what_is_left_out(tmp_path: Path) -> None:
     write_episodes(tmp_path, batches=4, episodes=5)
     page = report.write_page(tmp_path, tmp_path / "some.html", max_episodes=8)

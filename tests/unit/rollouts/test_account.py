@@ -1,15 +1,18 @@
 """The pay of transitions sums to the episode's reward, after any steps and any end."""
 
 import math
+from pathlib import Path
 
 import pytest
+from harbor.models.task.task import Task
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harbor_gym import EndReason
-from harbor_gym.episode.grading.account import RewardAccount
+from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.errors import VerifierError
+from tests.helpers.sandboxes.fake_episodes import fake_config
 
 REWARDS = st.floats(-10, 10)
 REASONS = st.sampled_from([reason for reason in EndReason if reason is not EndReason.INFRASTRUCTURE_ERROR])
@@ -44,3 +47,14 @@ def test_a_verdict_without_the_scalar_is_none() -> None:
         RewardAccount(reward_function("speed")).settle({"reward": 1.0}, EndReason.COMPLETED)
     with pytest.raises(VerifierError, match="no reward named"):
         RewardAccount(reward_function()).settle({}, EndReason.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps", "share"),
+    [("mean", 4, 0.25), ("mean", 1, 1.0), ("final", 4, 0.0), ("final", 1, 0.0), ("mean", 0, 0.0)],
+)
+def test_a_steps_share_is_the_strategys(tmp_path: Path, strategy: str, steps: int, share: float) -> None:
+    config = fake_config(tmp_path / "task", steps=steps)
+    toml = config.task_dir / "task.toml"
+    toml.write_text(f'multi_step_reward_strategy = "{strategy}"\n{toml.read_text()}')
+    assert step_share(Task(config.task_dir)) == share

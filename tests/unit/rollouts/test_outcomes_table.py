@@ -142,3 +142,34 @@ async def test_a_shared_budget_is_spent_once() -> None:
     assert sum(granted) == 2
     with pytest.raises(UsageError, match="max_retries"):
         RetryBudget(-1)
+
+
+@pytest.mark.parametrize(("retries", "failures", "calls"), [(0, 0, 1), (0, 1, 1), (2, 2, 3), (2, 3, 3), (2, 1, 2)])
+async def test_a_budget_runs_an_attempt_again_until_it_is_spent(retries: int, failures: int, calls: int) -> None:
+    made: list[int] = []
+
+    async def attempt() -> str:
+        made.append(len(made))
+        if len(made) <= failures:
+            raise SandboxLostError(f"{len(made)}")
+        return "done"
+
+    running = RetryBudget(retries).run(attempt)
+    if failures > retries:
+        with pytest.raises(SandboxLostError, match=f"{retries + 1}"):
+            await running
+    else:
+        assert await running == "done"
+    assert len(made) == calls
+
+
+async def test_what_no_retry_repairs_is_run_once() -> None:
+    made: list[int] = []
+
+    async def attempt() -> None:
+        made.append(1)
+        raise TaskError("wrong")
+
+    with pytest.raises(TaskError):
+        await RetryBudget(3).run(attempt)
+    assert made == [1]

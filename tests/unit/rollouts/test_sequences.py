@@ -116,3 +116,17 @@ def test_a_sequence_is_split_into_its_messages(first: list[int], turns: list[tup
     assert [part.completion for part in parts] == [list(turn.sample.tokens) for turn in transitions]
     assert [part.logprobs for part in parts] == [turn.sample.logprobs for turn in transitions]
     assert all(part.mask == [1] * len(part.completion) for part in parts)
+
+
+def test_each_merged_message_names_its_call() -> None:
+    calls = [([1], Sample([2, 3])), ([9], Sample([8])), ([1, 2, 3, 4], Sample([5], version=7))]
+    merged = merge(calls)
+    assert [[(span.call, span.start, span.end) for span in item.spans] for item in merged] == [
+        [(0, 0, 2), (2, 3, 4)],
+        [(1, 0, 1)],
+    ]
+
+
+def test_a_message_without_tokens_is_split_off_from_none() -> None:
+    (sequence,) = merge([([1], Sample([2])), ([1, 2, 3], Sample([])), ([1, 2, 3, 4], Sample([5, 6]))])
+    assert [(item.prompt, item.completion) for item in split(sequence)] == [([1], [2]), ([1, 2, 3, 4], [5, 6])]
