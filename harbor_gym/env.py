@@ -31,6 +31,7 @@ from harbor_gym.errors import HarborGymError, SandboxError, UsageError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.parsed import ParsedAction
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
+from harbor_gym.outcomes import losing_one_episode, note_reward
 from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
@@ -217,6 +218,7 @@ class AsyncTerminalGymEnv:
                 more. Nothing has happened then, and a running episode goes on.
             SandboxError, TerminalError, VerifierError: The infrastructure failed. The episode is over without a
                 reward; ``reset`` starts a new one.
+            UnexpectedError: Likewise, after an exception that is not of this package.
         """
         parsed = self._read(action)
         message, commands = (action, None) if isinstance(action, str) else ("", parsed.commands)
@@ -366,7 +368,8 @@ class AsyncTerminalGymEnv:
         self._episode_at_hand.beside_turns, self._copied = "exec", None
         self._state = _State.STEPPING
         try:
-            result = await run_side_command(phase, command, timeout_sec=timeout_sec)
+            with losing_one_episode(self._name):
+                result = await run_side_command(phase, command, timeout_sec=timeout_sec)
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
@@ -711,7 +714,8 @@ class AsyncTerminalGymEnv:
         self._require_loop(doing=doing)
         self._state, self._copied = _State.STEPPING, None
         try:
-            result = await work()
+            with losing_one_episode(self._name):
+                result = await work()
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
@@ -748,6 +752,7 @@ class AsyncTerminalGymEnv:
         elif end.is_gated and reason in _POLICYS_END:
             reason = EndReason.STEP_GATE
         reward = account.settle(end.episode_rewards, reason)
+        note_reward()
         ended: EndInfo = {
             **info,
             "rewards": dict(end.episode_rewards),
@@ -815,6 +820,10 @@ class AsyncTerminalGymEnv:
         return EndReason.COMPLETED if is_confirmed else None
 
     # -- life cycle ----------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return f"an episode of {self.config.task_dir.name}"
 
     @property
     def _episode_at_hand(self) -> _Running:

@@ -23,12 +23,17 @@ BudgetSpentError            budget_spent          yes        yes
 SamplerError                sampler_error         yes        yes
 ForkDivergedError           fork_diverged         yes        yes
 AgentFailedError            agent_failed          yes        yes
+UnexpectedError             unexpected            yes        yes
 any other                   unexpected            no         no
 ==========================  ====================  =========  ======
 
 *Retryable*: a fresh sandbox may succeed; the failure says nothing about the policy. *Masked*: if the episode is not run
 again, its tokens must not be trained on and its reward counts in no mean and no baseline. An error that is neither ends
 the run: no retry repairs a task or a bug, and an adapter must not skip it batch after batch.
+
+An exception that is not of this package, between the policy's first action and the reward, is an ``UnexpectedError``:
+what the policy left may have caused it, so that it loses one episode, with its traceback in the log. The eighth in a
+row, without a reward between them, is raised as it is and ends the run.
 
 Between the end of the policy's work and the reward, a failure that the policy could cause is the policy's: the episode
 ends as ``sandbox_broken`` with reward 0 and the reason in ``info["breakage"]``, and raises nothing. First the sandbox
@@ -70,15 +75,19 @@ name for it.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 
 from harbor_gym import errors
-from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
+from harbor_gym.errors import HarborGymError, SandboxThrottledError, UnexpectedError, UsageError, printable
 
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
+_UNEXPECTED_IN_A_ROW = 8
+_MAX_TEXT = 2000
+"""Characters of a foreign exception's text that are kept: it may quote all that a sandbox wrote."""
 _LONGEST_ASKED_PAUSE_SEC = 600.0
 """The longest pause that a provider may ask for; a longer one is cut to this."""
 
@@ -122,9 +131,10 @@ _KINDS: dict[type[HarborGymError], str] = {
     errors.SamplerError: "sampler_error",
     errors.ForkDivergedError: "fork_diverged",
     errors.AgentFailedError: "agent_failed",
+    errors.UnexpectedError: _UNEXPECTED.failure_kind,
 }
 
-FAILURE_KINDS: tuple[str, ...] = (*_KINDS.values(), _UNEXPECTED.failure_kind)
+FAILURE_KINDS: tuple[str, ...] = tuple(_KINDS.values())
 """Every ``failure_kind``."""
 
 
@@ -171,6 +181,46 @@ def pause_sec(error: BaseException, attempt: int) -> float:
     if error.retry_after_sec is not None:
         return min(error.retry_after_sec, _LONGEST_ASKED_PAUSE_SEC)
     return min(_FIRST_PAUSE_SEC * 2.0 ** min(attempt, 32), _LONGEST_PAUSE_SEC)
+
+
+class _Unexpected:
+    """This process's unexpected exceptions since its last reward."""
+
+    in_a_row = 0
+
+
+def note_reward() -> None:
+    """Note that an episode of this process got its reward; see :func:`losing_one_episode`."""
+    _Unexpected.in_a_row = 0
+
+
+@contextlib.contextmanager
+def losing_one_episode(name: str, has_begun: Callable[[], bool] = lambda: True) -> Generator[None]:
+    """Turn an exception of the block that is not of this package into an error that loses one episode only.
+
+    For what happens between the policy's first action and the reward, in which values that the policy left are read.
+
+    Args:
+        name: The episode's, in the log.
+        has_begun: Returns whether the policy has acted by now; before that, exceptions are raised as they are.
+
+    Raises:
+        UnexpectedError: The block raised such an exception, which the log has with its traceback.
+        Exception: As it is, the eighth in a row without a reward in this process (:func:`note_reward`).
+    """
+    try:
+        yield
+    except HarborGymError:
+        raise
+    except Exception as exc:  # the boundary of an episode
+        if not has_begun():
+            raise
+        _Unexpected.in_a_row += 1
+        if _Unexpected.in_a_row >= _UNEXPECTED_IN_A_ROW:
+            raise
+        summary = f"{type(exc).__name__}: {printable(str(exc)[:_MAX_TEXT])}"
+        logger.exception("%s is lost by an exception that is not of this package: %s", name, summary)
+        raise UnexpectedError(f"an exception that is not of this package ended {name}: {summary}") from exc
 
 
 class RetryBudget:

@@ -8,7 +8,10 @@ methods, and fails if an upgrade changes one of them.
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
+import os
 import shlex
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,9 +21,12 @@ from typing import Any, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.models.task.task import Task
+from harbor.models.trial.result import StepResult, TrialResult
 from harbor.publisher.packager import Packager
+from harbor.trial.trial import Trial
 
 from harbor_gym._runtime.unchanged import UntilChanged
+from harbor_gym.errors import printable
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 
 _CALLS = (
@@ -33,6 +39,13 @@ _CALLS = (
 _PREPARING_CALLS = ("exec", "upload_file", "upload_dir", "ensure_dirs", "empty_dirs", "reset_dirs")
 """Those by which Harbor, and an episode, prepare a sandbox for its policy."""
 
+
+_MAX_LOGS_BYTES = 32 << 20
+"""Size of the largest log that Harbor's readers parse on the event loop."""
+
+_MAX_TEXT = 300
+
+_logger = logging.getLogger(__name__)
 
 _checksums = UntilChanged[str]()
 _content_hashes = UntilChanged[tuple[str, list[Path]]]()
@@ -85,6 +98,37 @@ def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException
             raise
 
     environment.start = noted
+
+
+def contain_agent_logs(trial: Trial) -> None:
+    """Let no log that an agent, or its policy, left in the sandbox end the trial: Harbor's readers raise at odd values.
+
+    What they find is dropped then, with a warning: of an agent's own report, such as its tokens, nothing is lost.
+    """
+    logs = trial.agent.logs_dir
+    download = trial._download_agent_logs  # pyright: ignore[reportPrivateUsage]  # nothing public is between the two
+    read = trial._sync_agent_output  # pyright: ignore[reportPrivateUsage]
+
+    async def contained(target: TrialResult | StepResult) -> None:
+        reported = None if target.agent_result is None else target.agent_result.model_copy()
+        try:
+            await download()
+            if (size := await asyncio.to_thread(_size_of, logs)) > _MAX_LOGS_BYTES:
+                raise ValueError(f"they have {size} bytes")
+            await read(target)
+            target.model_dump_json()
+        except Exception as exc:  # the boundary to foreign code, which reads what a sandbox wrote
+            target.agent_result = reported
+            text = printable(str(exc)[:_MAX_TEXT])
+            _logger.warning("the agent's logs of %s can't be read: %s: %s", trial.config.trial_name, type(exc), text)
+
+    trial._sync_agent_output = contained  # pyright: ignore[reportPrivateUsage]
+
+
+def _size_of(logs: Path) -> int:
+    """Return the bytes of the largest file below a folder that Harbor's readers of logs read whole."""
+    paths = (Path(place) / name for place, _, names in os.walk(logs) for name in names)
+    return max((path.lstat().st_size for path in paths if path.suffix != ".cast"), default=0)
 
 
 def keep_closed(environment: BaseEnvironment, verifier_dir: PurePath, before: Callable[[], Awaitable[None]]) -> None:

@@ -15,6 +15,7 @@ from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.errors import AgentFailedError, HarborGymError, VerifierError
 from harbor_gym.gateway import CallKind, Session
+from harbor_gym.outcomes import note_reward
 from harbor_gym.sequences import merge
 from harbor_gym.types import EndReason, EpisodeInfo, Rollout, Sample, TokenSequence, TrainSegments, Transcript, Turn
 
@@ -77,6 +78,8 @@ def finished_rollout(
     score, metrics = None if isinstance(reward, HarborGymError) else reward, _metrics(session, started)
     if score is not None and account.is_capped(end_reason):
         score, metrics["zero_reward_on_limit"] = account.settle(grading.rewards, end_reason), 1.0
+    if score is not None:
+        note_reward()
     turns = with_outcome(session.turns, end_reason, score, grading.rewards, grading.breakage, result)
     return Rollout(
         task_name=task_name,

@@ -96,6 +96,7 @@ class GradingGuard:
     def _attach(self) -> None:
         trial, environment = self._trial, self._environment
         _harbor_patches.silence_checksum(trial.task)
+        _harbor_patches.contain_agent_logs(trial)
         trial.agent.setup = self._begin
         trial.add_hook(TrialEvent.AGENT_START, self._begin_phase)
         trial.add_hook(TrialEvent.AGENT_END, self._end_phase)

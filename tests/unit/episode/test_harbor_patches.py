@@ -34,7 +34,9 @@ TRIALS = {
     "ArtifactHandler.upload_artifacts": "51d83ecdeb80",
     "BaseEnvironment.empty_dirs": "1a3e418b336a",
     "MultiStepTrial._prepare_step": "6a3d09b78249",
+    "MultiStepTrial._recover_outputs": "4fd6b63450f2",
     "MultiStepTrial._reset_agent_logs_for_step": "bdbeaf1ed934",
+    "MultiStepTrial._run_step_agent": "933a5c944aa2",
     "MultiStepTrial._run_step_setup": "6fbb330e9f0e",
     "MultiStepTrial._upload_step_workdir": "58708a9101cc",
     "Trial._reset_shared_step_verifier_dirs": "77fa6cc37bb9",
@@ -42,6 +44,7 @@ TRIALS = {
     "Trial._separate_verifier_env": "2b9977c4b56b",
     "Trial._start_agent_environment": "4191427a7e5f",
     "Trial._stop_agent_environment": "7d82b2a8373f",
+    "Trial._sync_agent_output": "9f9c20c081dd",
     "Trial._upload_injected_skills": "459c7a09f7dc",
 }
 """Parts of Harbor's trial that call the methods that an episode replaces (episode/_harbor_patches.py), as in 0.24."""
@@ -52,7 +55,10 @@ TRIALS_SINCE = {
         "MultiStepTrial._reset_agent_logs_for_step": "3dc9b6e299df",
         "Trial._separate_verifier_env": "a1976e64303c",
     },
-    (0, 26): {"MultiStepTrial._run_step_setup": "259a722369fb"},
+    (0, 26): {
+        "MultiStepTrial._run_step_agent": "363dc9c067d2",
+        "MultiStepTrial._run_step_setup": "259a722369fb",
+    },
 }
 
 DOCKER = {
@@ -160,6 +166,8 @@ def replaced() -> dict[str, str]:
         "environment.start(",
         "environment.exec(",
         "._upload_step_workdir(",
+        "._sync_agent_output(",
+        "._download_agent_logs(",
     )
     holders = [trial.Trial, multi_step.MultiStepTrial, artifacts.ArtifactHandler]
     found = {name: value for holder in holders for name, value in callers(holder, *calls).items()}
