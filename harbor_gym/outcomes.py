@@ -48,9 +48,12 @@ or timed out
 VerifierTimeoutError                        ambiguous                       infrastructure
 no reward, and the memory limit killed      ambiguous                       infrastructure (nothing counts there)
 HealthcheckError, a later step's setup.sh   ambiguous                       ambiguous: it is the policy's sandbox
-AddTestsDirError, DownloadVerifierDirError  if broken, the policy's         infrastructure
-RewardFileNotFoundError, -EmptyError,       if broken, the policy's;        the task's (VerifierError)
-VerifierOutputParseError                    else the task's
+RewardFileNotFoundError, -EmptyError,       if broken, the policy's;        open
+VerifierOutputParseError                    else open
+AddTestsDirError, DownloadVerifierDirError  if broken, the policy's;        infrastructure
+                                            else open
+a verdict of which the configuration can    open                            open
+make no reward (other keys)
 SandboxError: a command that can't start,   if broken, the policy's         infrastructure; artifacts that do
 the network, the view                                                       not fit there: the policy's
 SandboxLostError, SandboxMemoryError        infrastructure, where the       infrastructure
@@ -62,6 +65,11 @@ any other                                   if broken, the policy's         infr
 *If broken*: there is evidence that the policy broke the sandbox. A shell or the tests' interpreter does not run, the
 verifier's user can't run a command or write its verdict, or the storage was full. *Ambiguous*: either the policy or the
 task may have caused it; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default it is the policy's.
+*Open*: most verifiers run the policy's programs, which can void the verdict. It is the policy's failure if the same
+verifier gives a usable verdict in a sandbox that no policy was in, else the task's (VerifierError). That sandbox is
+started when the first such case of a task needs it, once a process; if it fails, the failure stays the
+infrastructure's. With ``ambiguous_failures = "infrastructure"`` nothing is asked, and all of them are VerifierErrors.
+A reward file is read without trust: an ordinary file up to 1 MiB, of finite numbers, with up to 10 000 keys.
 
 Harbor grades after most exceptions of an agent. The verdict counts if the exception is an end of the agent itself (a
 non-zero exit, its time-out, the model's context or output length, a refusal). After any other recorded exception, of

@@ -1,6 +1,7 @@
 """The methods of Harbor's sandboxes and tasks that an episode replaces on the instances of its own trial.
 
-One is replaced for all of Harbor: it finds what it found before without reading a task's files again.
+Two are replaced for all of Harbor: one finds what it found before without reading a task's files again, the other
+reads a verifier's rewards with limits.
 
 Harbor has no hooks at these moments. tests/unit/episode/test_harbor_patches.py names the parts of Harbor that call the
 methods, and fails if an upgrade changes one of them.
@@ -24,8 +25,10 @@ from harbor.models.task.task import Task
 from harbor.models.trial.result import StepResult, TrialResult
 from harbor.publisher.packager import Packager
 from harbor.trial.trial import Trial
+from harbor.verifier.verifier import Verifier
 
 from harbor_gym._runtime.unchanged import UntilChanged
+from harbor_gym.episode.grading.verdict import read_reward_json, read_reward_text
 from harbor_gym.errors import printable
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 
@@ -84,6 +87,15 @@ def _keep_content_hashes() -> None:
 
 
 _keep_content_hashes()
+
+
+def _read_rewards_without_trust() -> None:
+    """Let Harbor's verifier, of any trial and any sandbox, read its rewards by our reader: it bounds what it reads."""
+    Verifier._parse_reward_text = lambda self: read_reward_text(self.trial_paths.reward_text_path)  # pyright: ignore[reportPrivateUsage]  # nothing public is between download and parser
+    Verifier._parse_reward_json = lambda self: read_reward_json(self.trial_paths.reward_json_path)  # pyright: ignore[reportPrivateUsage]
+
+
+_read_rewards_without_trust()
 
 
 def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException], None]) -> None:

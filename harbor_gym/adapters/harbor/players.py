@@ -151,7 +151,7 @@ class TrialPlayer:
                 with losing_one_episode(f"trial {config.trial_name}", lambda: bool(session.calls)):
                     result = await trial.run()
             with losing_one_episode(f"trial {config.trial_name}"):
-                return self._finished(session, result, guard, path.name, started)
+                return await self._finished(session, result, guard, path.name, started)
         except UnexpectedError as exc:
             assert session is not None
             return lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.tokens)
@@ -159,10 +159,10 @@ class TrialPlayer:
             if trial is not None:
                 forget_loggers(trial.logger)
 
-    def _finished(
+    async def _finished(
         self, session: Session, result: TrialResult, guard: GradingGuard, task_name: str, started: float
     ) -> Rollout:
-        breakage = guard.policy_failure(result)
+        breakage = await guard.policy_failure(result, self.account.choose)
         rewards = rewards_of(result) if breakage is None else guard.rewards_without_verdict()
         grading = Grading(rewards, breakage, guard.missing_protections)
         return finished_rollout(

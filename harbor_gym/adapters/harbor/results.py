@@ -137,7 +137,7 @@ def _reward_of(
     try:
         return choose(grading.rewards)
     except VerifierError as exc:
-        return exc
+        return exc if grading.breakage is None else 0.0
 
 
 def _segments(session: Session, result: TrialResult, tokens: Tokens) -> list[TokenSequence] | AgentFailedError:

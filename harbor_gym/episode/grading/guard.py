@@ -7,8 +7,8 @@ verifier its view and empty directories, and stops processes that were started i
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
@@ -23,9 +23,11 @@ from harbor_gym.episode import _harbor_patches, failures
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.breakage import Grader, can_run, find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
+from harbor_gym.episode.grading.rewards import RewardFunction
+from harbor_gym.episode.grading.untouched import untouched_verdict
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
-from harbor_gym.errors import SandboxError
+from harbor_gym.errors import SandboxError, VerifierError
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.declared import require_user
 from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
@@ -70,6 +72,7 @@ class GradingGuard:
         self._trial = trial
         self._environment = trial.agent_environment
         self._watch = ProcessWatch(self._environment)
+        self._verify_paths: VerifyPaths = verify_paths
         self._view = _plan_view(trial, verify_paths)
         self._set_up_agent = trial.agent.setup
         self._agent_has_processes = False
@@ -131,12 +134,19 @@ class GradingGuard:
         before, after = self._watch.oom_kills, self.postmortem.oom_kills if self.postmortem is not None else None
         return after - before - (self.stopped.oom_kills or 0) if before is not None and after is not None else 0
 
-    def policy_failure(self, result: TrialResult) -> str | None:
-        """Return in words why a trial without a verdict is the policy's failure; None if it is not.
+    async def policy_failure(self, result: TrialResult, choose: RewardFunction | None = None) -> str | None:
+        """Return in words why a trial without a usable verdict is the policy's failure; None if it is not.
+
+        Where that depends on what the verifier says in a sandbox that no policy was in, one is asked, once a task.
 
         Args:
             result: The trial's result, finished or not.
+            choose: Makes the scalar of the rewards, which the policy's programs may have written: a verdict of which it
+                can make none is not usable. None if the trial is not finished.
         """
+        last = result.step_results[-1] if result.step_results else result
+        if choose is not None and last.verifier_result is not None and result.verifier_result is not None:
+            return await self._unusable(choose, result.verifier_result.rewards or {})
         trial = self._trial
         finding = failures.SandboxFinding(
             is_shared=grades_in_shared_sandbox(trial.task, current_step(trial)),
@@ -144,8 +154,26 @@ class GradingGuard:
             was_full=self.stopped.was_full,
             oom_kills=self.oom_kills,
             verifier_timeout_sec=None if trial.task.config.steps else trial.verifier_timeout_sec,
+            is_well=self.postmortem is not None,
         )
+        if self._ambiguous_failures == "zero" and failures.lacks_verdict(result, finding):
+            untouched = await untouched_verdict(trial, self._verify_paths)
+            finding = replace(finding, has_verdict_untouched=untouched and untouched.rewards is not None)
         return failures.policy_failure(result, finding, self._ambiguous_failures)
+
+    async def _unusable(self, choose: RewardFunction, rewards: Mapping[str, float]) -> str | None:
+        try:
+            choose(rewards)
+        except VerifierError as exc:
+            if self._ambiguous_failures != "zero" or self._phases_ended == 0:
+                return None
+            untouched = await untouched_verdict(self._trial, self._verify_paths)
+            if untouched is None or untouched.rewards is None:
+                return None
+            with contextlib.suppress(VerifierError):
+                choose(untouched.rewards)
+                return f"its verdict can't be used, and that in an untouched sandbox can: {exc}"
+        return None
 
     def rewards_without_verdict(self) -> dict[str, float]:
         """Return the task's rewards if the policy prevented a verdict: that step and the later ones count as 0."""

@@ -24,6 +24,7 @@ import harbor.trial.trial as trial
 from harbor.environments.base import BaseEnvironment
 from harbor.environments.docker.docker import DockerEnvironment
 from harbor.models.task.task import Task
+from harbor.verifier.verifier import Verifier
 
 import harbor_gym.sandboxes.docker
 from harbor_gym._runtime.harbor_versions import VERSION
@@ -46,6 +47,7 @@ TRIALS = {
     "Trial._stop_agent_environment": "7d82b2a8373f",
     "Trial._sync_agent_output": "9f9c20c081dd",
     "Trial._upload_injected_skills": "459c7a09f7dc",
+    "Verifier.verify": "dc7540224ee7",
 }
 """Parts of Harbor's trial that call the methods that an episode replaces (episode/_harbor_patches.py), as in 0.24."""
 
@@ -54,6 +56,7 @@ TRIALS_SINCE = {
         "ArtifactHandler.upload_artifacts": "b53303d551a0",
         "MultiStepTrial._reset_agent_logs_for_step": "3dc9b6e299df",
         "Trial._separate_verifier_env": "a1976e64303c",
+        "Verifier.verify": "a3d5d83f9d5d",
     },
     (0, 26): {
         "MultiStepTrial._run_step_agent": "363dc9c067d2",
@@ -171,6 +174,7 @@ def replaced() -> dict[str, str]:
     )
     holders = [trial.Trial, multi_step.MultiStepTrial, artifacts.ArtifactHandler]
     found = {name: value for holder in holders for name, value in callers(holder, *calls).items()}
+    found |= callers(Verifier, "._parse_reward_")
     return {**found, "BaseEnvironment.empty_dirs": digest(BaseEnvironment.empty_dirs)}
 
 
