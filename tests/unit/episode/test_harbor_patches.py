@@ -174,7 +174,7 @@ def replaced() -> dict[str, str]:
     )
     holders = [trial.Trial, multi_step.MultiStepTrial, artifacts.ArtifactHandler]
     found = {name: value for holder in holders for name, value in callers(holder, *calls).items()}
-    found |= callers(Verifier, "._parse_reward_")
+    found |= callers(Verifier, "self._parse_reward_")
     return {**found, "BaseEnvironment.empty_dirs": digest(BaseEnvironment.empty_dirs)}
 
 
