@@ -26,6 +26,7 @@ from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import DumpedEpisode, PreparedEpisode
 from harbor_gym.episode.replay import EXACT, REPLAY, require_mode, require_same, require_start, with_patience
+from harbor_gym.episode.reported import reported
 from harbor_gym.episode.trajectory import Trajectory
 from harbor_gym.errors import HarborGymError, SandboxError, UsageError
 from harbor_gym.formats import parse_action, prompts
@@ -773,8 +774,10 @@ class AsyncTerminalGymEnv:
         info["trial_dir"] = episode.trial_dir if self.config.trials_dir is not None else None
         info["metrics"] |= {"time/terminal_sec": self._budgets.terminal_sec, **running.tool_metrics}
         if running.trajectory is not None and info["trial_dir"] is not None:
-            await asyncio.to_thread(running.trajectory.write, info["trial_dir"], info, episode.step_names)
-        await self._release()
+            with reported(f"the trajectory of {self._name} can't be written"):
+                await asyncio.to_thread(running.trajectory.write, info["trial_dir"], info, episode.step_names)
+        with reported(f"after the verdict of {self._name}"):
+            await self._release()
 
     def _keeps_processes(self, episode: "Episode") -> bool:
         keep = self.config.keep_agent_processes
@@ -869,10 +872,12 @@ class AsyncTerminalGymEnv:
         running, self._running = self._running, None
         if running is None:
             return
-        if running.recorder is not None:
-            running.recorder.close()
-        # A closed loop has closed the terminal's channel and cancelled the trial, which stops its sandbox.
-        await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())
+        try:
+            if running.recorder is not None:
+                running.recorder.close()
+        finally:
+            # A closed loop has closed the terminal's channel and cancelled the trial, which stops its sandbox.
+            await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())
 
 
 async def _close(envs: Sequence[AsyncTerminalGymEnv]) -> None:

@@ -71,6 +71,9 @@ started when the first such case of a task needs it, once a process; if it fails
 infrastructure's. With ``ambiguous_failures = "infrastructure"`` nothing is asked, and all of them are VerifierErrors.
 A reward file is read without trust: an ordinary file up to 1 MiB, of finite numbers, with up to 10 000 keys.
 
+What follows a verdict is cleaning up (the sandbox's removal, its network, the files of the trial): a failure of it is
+logged, what is left is the reaper's, and the verdict counts.
+
 Harbor grades after most exceptions of an agent. The verdict counts if the exception is an end of the agent itself (a
 non-zero exit, its time-out, the model's context or output length, a refusal). After any other recorded exception, of
 the trial or of a step, the episode is an ``AgentFailedError``. It is one as well after a non-zero exit whose last

@@ -21,6 +21,7 @@ from types import CoroutineType
 from typing import Any, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.models.task.config import NetworkPolicy
 from harbor.models.task.task import Task
 from harbor.models.trial.result import StepResult, TrialResult
 from harbor.publisher.packager import Packager
@@ -199,14 +200,38 @@ def leave_out_chmod(environment: BaseEnvironment) -> None:
 
 
 def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awaitable[None]]) -> None:
-    """Await ``examine`` before Harbor stops the sandbox."""
+    """Await ``examine`` before Harbor stops the sandbox, and let no failure of the stop end the trial.
+
+    To stop a sandbox is to clean up: what could not be removed is reported, and left to the reaper. Harbor would record
+    the failure beside a verdict, as if it had come before it.
+    """
     stop = environment.stop
 
     async def examined(delete: bool) -> None:
         await examine()
-        await stop(delete)
+        try:
+            await stop(delete)
+        except Exception as exc:  # the boundary to foreign code: whatever a provider's client raises
+            _logger.warning("the sandbox %s could not be removed: %s", environment.session_id, exc)
 
     environment.stop = examined
+
+
+def tolerate_last_switch(environment: BaseEnvironment, is_last: Callable[[], bool]) -> None:
+    """Let no failure to give a sandbox its own network back end the trial, if nothing but its stop follows."""
+    switch = environment.set_network_policy
+
+    @functools.wraps(switch)
+    async def switched(network_policy: NetworkPolicy) -> None:
+        was_last = is_last()
+        try:
+            await switch(network_policy)
+        except Exception as exc:  # as above
+            if not was_last:
+                raise
+            _logger.warning("the sandbox %s keeps its verifier's network: %s", environment.session_id, exc)
+
+    environment.set_network_policy = switched
 
 
 def prepare_nothing(environment: BaseEnvironment, is_prepared: Callable[[], bool]) -> None:

@@ -34,6 +34,7 @@ from harbor_gym.episode.grading.guard import BeforeGrading, GradingGuard, curren
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.episode.grading.untouched import UntouchedVerdict
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
+from harbor_gym.episode.reported import reported
 from harbor_gym.episode.resources import Resources
 from harbor_gym.episode.task import keeps_processes, phase_timeout_sec, require_variables
 from harbor_gym.errors import (
@@ -364,8 +365,9 @@ class Episode:
         end = await self._graded(phase, run, keep_processes=keep_processes, terminal=terminal)
         steps = self._trial.task.config.steps
         step = steps[self._phases_ended - 1].name if steps else None
-        report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
-        end = replace(end, verifier=report if report.files else None)
+        with reported(f"the verifier's files of {self._trial.config.trial_name} can't be listed"):
+            report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
+            end = replace(end, verifier=report if report.files else None)
         while is_last and end.next_phase is not None:
             further = await self._graded(end.next_phase, run, keep_processes=keep_processes, terminal=None)
             end = replace(
@@ -501,6 +503,8 @@ class Episode:
         if run.cancelled():
             raise SandboxLostError(f"the trial of task {self._task.name!r} was cancelled from outside")
         if (error := run.exception()) is not None:
+            if self._guard is not None and (result := self._guard.graded_before(error)) is not None:
+                return result
             why = describe_disk_failure(error, self._trials_dir) or error
             raise SandboxLostError(f"the trial of task {self._task.name!r} broke off: {why}") from error
         return run.result()

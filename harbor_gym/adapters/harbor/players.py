@@ -149,7 +149,7 @@ class TrialPlayer:
                     ambiguous_failures=own.ambiguous_failures,
                 )
                 with losing_one_episode(f"trial {config.trial_name}", lambda: bool(session.calls)):
-                    result = await trial.run()
+                    result = await _run(trial, guard)
             with losing_one_episode(f"trial {config.trial_name}"):
                 return await self._finished(session, result, guard, path.name, started)
         except UnexpectedError as exc:
@@ -175,3 +175,13 @@ class TrialPlayer:
         if self.tokens == "details":
             agent = agent.model_copy(update={"kwargs": {**agent.kwargs, "collect_rollout_details": True}})
         return agent
+
+
+async def _run(trial: Trial, guard: GradingGuard) -> TrialResult:
+    """Run a trial; return its result also if it fails after its verdict."""
+    try:
+        return await trial.run()
+    except Exception as exc:  # the boundary to foreign code
+        if (result := guard.graded_before(exc)) is None:
+            raise
+        return result

@@ -7,6 +7,7 @@ verifier its view and empty directories, and stops processes that were started i
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -32,6 +33,8 @@ from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.declared import require_user
 from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
 from harbor_gym.terminal.session import Leftovers
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class GradingGuard:
         """The task in which Harbor stops the sandbox."""
         self._breakage: str | None = None
         self._failure: SandboxError | None = None
+        self._last_switches: int | None = None
+        """Switches of the network since the last verification began."""
         self._attach()
 
     def _attach(self) -> None:
@@ -106,6 +111,7 @@ class GradingGuard:
         trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
         trial.add_hook(TrialEvent.CANCEL, self._abandon)
         _harbor_patches.examine_before_stop(environment, self._examine)
+        _harbor_patches.tolerate_last_switch(environment, self._is_last_switch)
         _harbor_patches.precede_commands(environment, self._begin_set_up)
         _harbor_patches.leave_out_reward_removal(environment, trial.agent_env_paths.verifier_dir)
         _harbor_patches.leave_out_chmod(environment)
@@ -175,6 +181,17 @@ class GradingGuard:
                 return f"its verdict can't be used, and that in an untouched sandbox can: {exc}"
         return None
 
+    def graded_before(self, error: BaseException) -> TrialResult | None:
+        """Return the trial's result if it has the task's verdict although the trial raised ``error`` after it.
+
+        What follows a verdict is cleaning up, such as writing the trial's files; its failure is logged.
+        """
+        result = self._trial.result
+        if result.verifier_result is None or not isinstance(error, Exception):
+            return None
+        _logger.warning("after the verdict of trial %s: %s: %s", result.trial_name, type(error).__name__, error)
+        return result
+
     def rewards_without_verdict(self) -> dict[str, float]:
         """Return the task's rewards if the policy prevented a verdict: that step and the later ones count as 0."""
         config, steps = self._trial.task.config, self._trial.result.step_results or ()
@@ -236,6 +253,7 @@ class GradingGuard:
         if not grades_in_shared_sandbox(task, current_step(self._trial)):
             return  # a sandbox that the policy never saw
         is_last = self._phases_ended >= len(task.config.steps or ())
+        self._last_switches = 0 if is_last else None
         await self._watch.begin_verification(is_last=is_last)
         if self._view is not None:
             await self._view.enter()
@@ -256,6 +274,13 @@ class GradingGuard:
                 await self._watch.end_verification()
             finally:
                 self._is_ending_step = False
+
+    def _is_last_switch(self) -> bool:
+        """Return whether this switch of the network is the one back, after the last verifier."""
+        if self._last_switches is None:
+            return False
+        self._last_switches += 1
+        return self._last_switches > 1
 
     async def _abandon(self, _: TrialHookEvent) -> None:
         self._is_abandoned = True

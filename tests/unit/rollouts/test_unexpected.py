@@ -113,20 +113,31 @@ async def test_it_is_retried(tmp_path: Path) -> None:
 
 async def test_a_trial_that_ends_by_one_is_lost_alone(tmp_path: Path) -> None:
     task = fake_config(tmp_path / "task").task_dir
+    lost, *_ = await interface("FormatAgent", reward_function=ODD).run([TaskConfig(path=task)] * 2)
+    assert isinstance(lost.error, UnexpectedError)
+    assert (lost.reward, lost.task_name, len(lost.segments)) == (None, "task", 1)
+    graded = await interface("FormatAgent").run_one(task)
+    assert (graded.reward, graded.error) == (1.0, None)
+
+
+async def test_a_trial_that_fails_after_its_verdict_has_its_reward(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graded = await interface("UnwritableAgent").run_one(fake_config(tmp_path / "task").task_dir)
+    assert (graded.reward, graded.error) == (1.0, None)
+    assert any("after the verdict" in line for line in caplog.messages)
+
+
+def interface(agent: str, **settings: Any) -> RolloutInterface:
     answer = "<think>\nI plan.\n</think>\n\n" + COMPLETE
 
     async def sample(prompt: Sequence[int]) -> Sample:
         return Sample([*map(ord, answer), END], [-0.25] * (len(answer) + 1))
 
-    def interface(agent: str) -> RolloutInterface:
-        config = AgentConfig(
-            import_path=f"tests.helpers.gateway.format_agent:{agent}", kwargs={"base_url": "{gateway_url}"}
-        )
-        limits = SessionLimits(max_answer_tokens=5000)
-        return RolloutInterface(sampler=sample, codec=ThinkingCodec(), agent=config, sandbox=FAKE, limits=limits)
-
-    lost, *_ = await interface("UnwritableAgent").run([TaskConfig(path=task)] * 2)
-    assert isinstance(lost.error, UnexpectedError)
-    assert (lost.reward, lost.task_name, len(lost.segments)) == (None, "task", 1)
-    graded = await interface("FormatAgent").run_one(task)
-    assert (graded.reward, graded.error) == (1.0, None)
+    config = AgentConfig(
+        import_path=f"tests.helpers.gateway.format_agent:{agent}", kwargs={"base_url": "{gateway_url}"}
+    )
+    limits = SessionLimits(max_answer_tokens=5000)
+    return RolloutInterface(
+        sampler=sample, codec=ThinkingCodec(), agent=config, sandbox=FAKE, limits=limits, **settings
+    )
