@@ -80,6 +80,12 @@ the trial or of a step, the episode is an ``AgentFailedError``. It is one as wel
 request got no answer or status 429, and on Harbor's server after any non-zero exit within the budgets: the server's
 relay refuses requests by itself, and this process never sees them.
 
+What ends while the gateway and the sandbox are well is the policy's, and the verdict counts. An agent that runs in the
+sandbox, the tunnel to it and its requests are in the policy's power: after any exit of its program the verdict counts,
+unless the gateway itself could not answer its last request, or never answered one. An agent of this process that
+raises because its commands fail in a sandbox that is there has lost its terminal or its programs by its policy, and is
+graded as after a non-zero exit.
+
 In an episode's loop ``ContextOverflowError`` and ``BudgetSpentError`` are no failures: the episode ends truncated, and
 is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under their framework's
 name for it.

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from harbor.models.trial.result import ExceptionInfo, StepResult, TrialResult
 
 from harbor_gym import errors
-from harbor_gym._runtime.harbor_versions import NON_ZERO_EXIT, REFUSED_AGENT, is_end_of_agent, recorded_exceptions
+from harbor_gym._runtime.harbor_versions import (
+    NON_ZERO_EXIT,
+    REFUSED_AGENT,
+    is_end_of_agent,
+    is_exit_of_agent,
+    recorded_exceptions,
+)
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.throttling import is_throttled, retry_after_sec
@@ -107,7 +113,9 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
     return VerifierError(f"{message} ({hint})" if hint else message)
 
 
-def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: bool = False) -> HarborGymError | None:
+def denied_verdict(
+    result: TrialResult, *, is_cut: bool = False, is_refused: bool = False, is_inside: bool = False
+) -> HarborGymError | None:
     """Return why the verdict of a trial does not count; None if it does.
 
     Harbor grades after most exceptions. A verdict counts if every exception of the trial and its steps allows it.
@@ -116,9 +124,12 @@ def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: boo
         result: The trial, finished or between two steps, that has a verdict.
         is_cut: Whether its agent lost the connection to its policy, though no budget had run out.
         is_refused: Whether its agent was refused further answers because a budget had run out.
+        is_inside: Whether its agent was a program in the sandbox, whose exit the policy can cause in any way.
     """
     for info in recorded_exceptions(result):
         if is_refused and info.exception_type in REFUSED_AGENT:
+            continue
+        if is_inside and not is_cut and is_exit_of_agent(info):
             continue
         if is_end_of_agent(info) and not (is_cut and info.exception_type == NON_ZERO_EXIT):
             continue

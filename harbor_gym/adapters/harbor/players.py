@@ -164,7 +164,7 @@ class TrialPlayer:
     ) -> Rollout:
         breakage = await guard.policy_failure(result, self.account.choose)
         rewards = rewards_of(result) if breakage is None else guard.rewards_without_verdict()
-        grading = Grading(rewards, breakage, guard.missing_protections)
+        grading = Grading(rewards, breakage, guard.missing_protections, is_agent_inside=self.in_sandbox)
         return finished_rollout(
             session, result, grading, self.account, task_name=task_name, started=started, tokens=self.tokens
         )

@@ -38,6 +38,10 @@ class Grading:
     missing_protections: Sequence[str] = ()
     """As ``Rollout.missing_protections``."""
 
+    is_agent_inside: bool = False
+    """Whether the agent is a program in the sandbox, which the policy can end, as it can cut its requests and end its
+    tunnel: what ends while the gateway answers, and a verifier gives a verdict, is the policy's doing."""
+
     may_lack_requests: bool = False
     """Whether requests of the agent may have been refused before they reached the session."""
 
@@ -129,8 +133,10 @@ def _reward_of(
     """Return the reward of a trial, or the error that explains why there is none."""
     if grading.breakage is None and rewards_of(result):
         is_over = session.end_reason is not None
-        is_cut = not is_over and (session.is_cut or not session.calls or grading.may_lack_requests)
-        if (denied := denied_verdict(result, is_cut=is_cut, is_refused=is_over)) is not None:
+        is_inside = grading.is_agent_inside
+        was_cut = session.has_failed if is_inside else session.is_cut
+        is_cut = not is_over and (was_cut or not session.calls or grading.may_lack_requests)
+        if (denied := denied_verdict(result, is_cut=is_cut, is_refused=is_over, is_inside=is_inside)) is not None:
             return denied
     if not grading.rewards:
         return _failure(result) if grading.breakage is None else 0.0
