@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from harbor_gym.errors import TaskUnsupportedError as TaskUnsupportedError
     from harbor_gym.errors import TerminalError as TerminalError
     from harbor_gym.errors import TerminalStartError as TerminalStartError
+    from harbor_gym.errors import UnexpectedError as UnexpectedError
     from harbor_gym.errors import UsageError as UsageError
     from harbor_gym.errors import VerifierError as VerifierError
     from harbor_gym.errors import VerifierOutOfMemoryError as VerifierOutOfMemoryError

@@ -26,11 +26,13 @@ from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import DumpedEpisode, PreparedEpisode
 from harbor_gym.episode.replay import EXACT, REPLAY, require_mode, require_same, require_start, with_patience
+from harbor_gym.episode.reported import reported
 from harbor_gym.episode.trajectory import Trajectory
 from harbor_gym.errors import HarborGymError, SandboxError, UsageError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.parsed import ParsedAction
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
+from harbor_gym.outcomes import losing_one_episode, note_reward
 from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
@@ -217,6 +219,7 @@ class AsyncTerminalGymEnv:
                 more. Nothing has happened then, and a running episode goes on.
             SandboxError, TerminalError, VerifierError: The infrastructure failed. The episode is over without a
                 reward; ``reset`` starts a new one.
+            UnexpectedError: Likewise, after an exception that is not of this package.
         """
         parsed = self._read(action)
         message, commands = (action, None) if isinstance(action, str) else ("", parsed.commands)
@@ -366,7 +369,8 @@ class AsyncTerminalGymEnv:
         self._episode_at_hand.beside_turns, self._copied = "exec", None
         self._state = _State.STEPPING
         try:
-            result = await run_side_command(phase, command, timeout_sec=timeout_sec)
+            with losing_one_episode(self._name):
+                result = await run_side_command(phase, command, timeout_sec=timeout_sec)
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
@@ -711,7 +715,8 @@ class AsyncTerminalGymEnv:
         self._require_loop(doing=doing)
         self._state, self._copied = _State.STEPPING, None
         try:
-            result = await work()
+            with losing_one_episode(self._name):
+                result = await work()
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
@@ -750,6 +755,7 @@ class AsyncTerminalGymEnv:
         elif end.is_gated and reason in _POLICYS_END:
             reason = EndReason.STEP_GATE
         reward = account.settle(end.episode_rewards, reason)
+        note_reward()
         ended: EndInfo = {
             **info,
             "rewards": dict(end.episode_rewards),
@@ -770,8 +776,10 @@ class AsyncTerminalGymEnv:
         info["trial_dir"] = episode.trial_dir if self.config.trials_dir is not None else None
         info["metrics"] |= {"time/terminal_sec": self._budgets.terminal_sec, **running.tool_metrics}
         if running.trajectory is not None and info["trial_dir"] is not None:
-            await asyncio.to_thread(running.trajectory.write, info["trial_dir"], info, episode.step_names)
-        await self._release()
+            with reported(f"the trajectory of {self._name} can't be written"):
+                await asyncio.to_thread(running.trajectory.write, info["trial_dir"], info, episode.step_names)
+        with reported(f"after the verdict of {self._name}"):
+            await self._release()
 
     async def _explain(self, error: BaseException) -> None:
         """Attach the trial's diagnostics to an infrastructure failure before they are removed."""
@@ -813,6 +821,10 @@ class AsyncTerminalGymEnv:
         return EndReason.COMPLETED if is_confirmed else None
 
     # -- life cycle ----------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return f"an episode of {self.config.task_dir.name}"
 
     @property
     def _episode_at_hand(self) -> _Running:
@@ -858,10 +870,12 @@ class AsyncTerminalGymEnv:
         running, self._running = self._running, None
         if running is None:
             return
-        if running.recorder is not None:
-            running.recorder.close()
-        # A closed loop has closed the terminal's channel and cancelled the trial, which stops its sandbox.
-        await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())
+        try:
+            if running.recorder is not None:
+                running.recorder.close()
+        finally:
+            # A closed loop has closed the terminal's channel and cancelled the trial, which stops its sandbox.
+            await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())
 
 
 async def _close(envs: Sequence[AsyncTerminalGymEnv]) -> None:

@@ -20,11 +20,12 @@ HarborGymError
 │   └── BudgetSpentError        its budget ran out: the episode ends truncated and is verified, which is no failure
 │       └── ContextOverflowError    because the prompt does not fit its context window
 ├── ForkDivergedError       the replay of an episode's keystrokes shows another screen than the episode did
-└── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
+├── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
+└── UnexpectedError         an exception that is none of these, between the policy's first action and the reward
 
-SandboxError, TerminalError, VerifierError, SamplerError, ForkDivergedError, AgentFailedError and the errors below them
-are infrastructure failures: they do not measure the policy and must never become a reward. ``is_infrastructure`` marks
-them; :mod:`harbor_gym.outcomes` has a name and a remedy for each.
+SandboxError, TerminalError, VerifierError, SamplerError, ForkDivergedError, AgentFailedError, UnexpectedError and the
+errors below them are infrastructure failures: they do not measure the policy and must never become a reward.
+``is_infrastructure`` marks them; :mod:`harbor_gym.outcomes` has a name and a remedy for each.
 """
 
 import re
@@ -206,5 +207,15 @@ class ForkDivergedError(HarborGymError):
 class AgentFailedError(HarborGymError):
     """A foreign agent's program could not be installed, failed before anything could be verified, or reported tokens
     that can't be trained on."""
+
+    is_infrastructure = True
+
+
+class UnexpectedError(HarborGymError):
+    """An exception that is not of this package ended an episode between the policy's first action and the reward.
+
+    Its cause is that exception. What the policy left behind may have caused it, so that it ends this episode only; see
+    :func:`harbor_gym.outcomes.losing_one_episode`.
+    """
 
     is_infrastructure = True

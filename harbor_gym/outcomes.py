@@ -23,12 +23,17 @@ BudgetSpentError            budget_spent          yes        yes
 SamplerError                sampler_error         yes        yes
 ForkDivergedError           fork_diverged         yes        yes
 AgentFailedError            agent_failed          yes        yes
+UnexpectedError             unexpected            yes        yes
 any other                   unexpected            no         no
 ==========================  ====================  =========  ======
 
 *Retryable*: a fresh sandbox may succeed; the failure says nothing about the policy. *Masked*: if the episode is not run
 again, its tokens must not be trained on and its reward counts in no mean and no baseline. An error that is neither ends
 the run: no retry repairs a task or a bug, and an adapter must not skip it batch after batch.
+
+An exception that is not of this package, between the policy's first action and the reward, is an ``UnexpectedError``:
+what the policy left may have caused it, so that it loses one episode, with its traceback in the log. The eighth in a
+row, without a reward between them, is raised as it is and ends the run.
 
 Between the end of the policy's work and the reward, a failure that the policy could cause is the policy's: the episode
 ends as ``sandbox_broken`` with reward 0 and the reason in ``info["breakage"]``, and raises nothing. First the sandbox
@@ -43,9 +48,12 @@ or timed out
 VerifierTimeoutError                        ambiguous                       infrastructure
 no reward, and the memory limit killed      ambiguous                       infrastructure (nothing counts there)
 HealthcheckError, a later step's setup.sh   ambiguous                       ambiguous: it is the policy's sandbox
-AddTestsDirError, DownloadVerifierDirError  if broken, the policy's         infrastructure
-RewardFileNotFoundError, -EmptyError,       if broken, the policy's;        the task's (VerifierError)
-VerifierOutputParseError                    else the task's
+RewardFileNotFoundError, -EmptyError,       if broken, the policy's;        open
+VerifierOutputParseError                    else open
+AddTestsDirError, DownloadVerifierDirError  if broken, the policy's;        infrastructure
+                                            else open
+a verdict of which the configuration can    open                            open
+make no reward (other keys)
 SandboxError: a command that can't start,   if broken, the policy's         infrastructure; artifacts that do
 the network, the view                                                       not fit there: the policy's
 SandboxLostError, SandboxMemoryError        infrastructure, where the       infrastructure
@@ -57,6 +65,14 @@ any other                                   if broken, the policy's         infr
 *If broken*: there is evidence that the policy broke the sandbox. A shell or the tests' interpreter does not run, the
 verifier's user can't run a command or write its verdict, or the storage was full. *Ambiguous*: either the policy or the
 task may have caused it; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default it is the policy's.
+*Open*: most verifiers run the policy's programs, which can void the verdict. It is the policy's failure if the same
+verifier gives a usable verdict in a sandbox that no policy was in, else the task's (VerifierError). That sandbox is
+started when the first such case of a task needs it, once a process; if it fails, the failure stays the
+infrastructure's. With ``ambiguous_failures = "infrastructure"`` nothing is asked, and all of them are VerifierErrors.
+A reward file is read without trust: an ordinary file up to 1 MiB, of finite numbers, with up to 10 000 keys.
+
+What follows a verdict is cleaning up (the sandbox's removal, its network, the files of the trial): a failure of it is
+logged, what is left is the reaper's, and the verdict counts.
 
 Harbor grades after most exceptions of an agent. The verdict counts if the exception is an end of the agent itself (a
 non-zero exit, its time-out, the model's context or output length, a refusal). After any other recorded exception, of
@@ -64,21 +80,31 @@ the trial or of a step, the episode is an ``AgentFailedError``. It is one as wel
 request got no answer or status 429, and on Harbor's server after any non-zero exit within the budgets: the server's
 relay refuses requests by itself, and this process never sees them.
 
+What ends while the gateway and the sandbox are well is the policy's, and the verdict counts. An agent that runs in the
+sandbox, the tunnel to it and its requests are in the policy's power: after any exit of its program the verdict counts,
+unless the gateway itself could not answer its last request, or never answered one. An agent of this process that
+raises because its commands fail in a sandbox that is there has lost its terminal or its programs by its policy, and is
+graded as after a non-zero exit.
+
 In an episode's loop ``ContextOverflowError`` and ``BudgetSpentError`` are no failures: the episode ends truncated, and
 is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under their framework's
 name for it.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 
 from harbor_gym import errors
-from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
+from harbor_gym.errors import HarborGymError, SandboxThrottledError, UnexpectedError, UsageError, printable
 
 _FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
+_UNEXPECTED_IN_A_ROW = 8
+_MAX_TEXT = 2000
+"""Characters of a foreign exception's text that are kept: it may quote all that a sandbox wrote."""
 _LONGEST_ASKED_PAUSE_SEC = 600.0
 """The longest pause that a provider may ask for; a longer one is cut to this."""
 
@@ -122,9 +148,10 @@ _KINDS: dict[type[HarborGymError], str] = {
     errors.SamplerError: "sampler_error",
     errors.ForkDivergedError: "fork_diverged",
     errors.AgentFailedError: "agent_failed",
+    errors.UnexpectedError: _UNEXPECTED.failure_kind,
 }
 
-FAILURE_KINDS: tuple[str, ...] = (*_KINDS.values(), _UNEXPECTED.failure_kind)
+FAILURE_KINDS: tuple[str, ...] = tuple(_KINDS.values())
 """Every ``failure_kind``."""
 
 
@@ -171,6 +198,46 @@ def pause_sec(error: BaseException, attempt: int) -> float:
     if error.retry_after_sec is not None:
         return min(error.retry_after_sec, _LONGEST_ASKED_PAUSE_SEC)
     return min(_FIRST_PAUSE_SEC * 2.0 ** min(attempt, 32), _LONGEST_PAUSE_SEC)
+
+
+class _Unexpected:
+    """This process's unexpected exceptions since its last reward."""
+
+    in_a_row = 0
+
+
+def note_reward() -> None:
+    """Note that an episode of this process got its reward; see :func:`losing_one_episode`."""
+    _Unexpected.in_a_row = 0
+
+
+@contextlib.contextmanager
+def losing_one_episode(name: str, has_begun: Callable[[], bool] = lambda: True) -> Generator[None]:
+    """Turn an exception of the block that is not of this package into an error that loses one episode only.
+
+    For what happens between the policy's first action and the reward, in which values that the policy left are read.
+
+    Args:
+        name: The episode's, in the log.
+        has_begun: Returns whether the policy has acted by now; before that, exceptions are raised as they are.
+
+    Raises:
+        UnexpectedError: The block raised such an exception, which the log has with its traceback.
+        Exception: As it is, the eighth in a row without a reward in this process (:func:`note_reward`).
+    """
+    try:
+        yield
+    except HarborGymError:
+        raise
+    except Exception as exc:  # the boundary of an episode
+        if not has_begun():
+            raise
+        _Unexpected.in_a_row += 1
+        if _Unexpected.in_a_row >= _UNEXPECTED_IN_A_ROW:
+            raise
+        summary = f"{type(exc).__name__}: {printable(str(exc)[:_MAX_TEXT])}"
+        logger.exception("%s is lost by an exception that is not of this package: %s", name, summary)
+        raise UnexpectedError(f"an exception that is not of this package ended {name}: {summary}") from exc
 
 
 class RetryBudget:

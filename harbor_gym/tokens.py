@@ -12,6 +12,7 @@ from harbor_gym.config import Snapshot
 from harbor_gym.config.snapshot import read_start, settings_of
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
+from harbor_gym.outcomes import losing_one_episode
 from harbor_gym.types import (
     ChatCodec,
     ChatMessage,
@@ -154,6 +155,12 @@ class TokenTerminalEnv:
         """
         if not self._prompt:
             raise UsageError("step can't be called before reset")
+        with losing_one_episode("an episode in tokens"):  # a codec may raise anything at what a sandbox printed
+            return await self._step(sampled, stop_reason, logprobs, version)
+
+    async def _step(
+        self, sampled: Sequence[int], stop_reason: StopReason, logprobs: Sequence[float] | None, version: int | None
+    ) -> TokenStep:
         thinking_sec = time.monotonic() - self._shown_at
         action = await asyncio.to_thread(self._codec.text, sampled)
         step, shown_next = await self._act(action, sampled, stop_reason)

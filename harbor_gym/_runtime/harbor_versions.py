@@ -91,6 +91,19 @@ def is_end_of_agent(info: ExceptionInfo) -> bool:
     return info.exception_type in ENDS_OF_AGENTS and not is_denied
 
 
+def is_exit_of_agent(info: ExceptionInfo) -> bool:
+    """Return whether an agent's program ended with another code than 0, for whatever reason Harbor read in its output.
+
+    Source: the classes below ``NonZeroAgentExitCodeError`` of the agents that were imported.
+    """
+    names, kinds = set[str](), [importlib.import_module("harbor.agents.installed.base").NonZeroAgentExitCodeError]
+    while kinds:
+        kind = kinds.pop()
+        names.add(kind.__name__)
+        kinds += kind.__subclasses__()
+    return info.exception_type in names
+
+
 def require_server() -> None:
     """Check that the installed Harbor has a server and its client, new in 0.26.
 

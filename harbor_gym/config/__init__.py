@@ -168,8 +168,9 @@ class TerminalEnvConfig(_Config):
 
     ambiguous_failures: AmbiguousFailures = "zero"
     """How to count a missing verdict that the policy or the task may have caused: a verifier that ran out of time or
-    memory in the policy's own sandbox, where its tests load the policy's files, or a later step's set-up that failed
-    there. ``zero``: the policy's failure, reward 0, with the reason in ``info["breakage"]``.
+    memory in the policy's own sandbox, where its tests load the policy's files, or gave no verdict that can be read,
+    though it gives one in an untouched sandbox, or a later step's set-up that failed there. ``zero``: the policy's
+    failure, reward 0, with the reason in ``info["breakage"]``.
     ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
 
     verifier: dict[str, Any] = Field(default_factory=dict)

@@ -1,6 +1,7 @@
 """The methods of Harbor's sandboxes and tasks that an episode replaces on the instances of its own trial.
 
-One is replaced for all of Harbor: it finds what it found before without reading a task's files again.
+Two are replaced for all of Harbor: one finds what it found before without reading a task's files again, the other
+reads a verifier's rewards with limits.
 
 Harbor has no hooks at these moments. tests/unit/episode/test_harbor_patches.py names the parts of Harbor that call the
 methods, and fails if an upgrade changes one of them.
@@ -8,7 +9,10 @@ methods, and fails if an upgrade changes one of them.
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
+import os
 import shlex
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,10 +21,16 @@ from types import CoroutineType
 from typing import Any, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.models.task.config import NetworkPolicy
 from harbor.models.task.task import Task
+from harbor.models.trial.result import StepResult, TrialResult
 from harbor.publisher.packager import Packager
+from harbor.trial.trial import Trial
+from harbor.verifier.verifier import Verifier
 
 from harbor_gym._runtime.unchanged import UntilChanged
+from harbor_gym.episode.grading.verdict import read_reward_json, read_reward_text
+from harbor_gym.errors import printable
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 
 _CALLS = (
@@ -33,6 +43,13 @@ _CALLS = (
 _PREPARING_CALLS = ("exec", "upload_file", "upload_dir", "ensure_dirs", "empty_dirs", "reset_dirs")
 """Those by which Harbor, and an episode, prepare a sandbox for its policy."""
 
+
+_MAX_LOGS_BYTES = 32 << 20
+"""Size of the largest log that Harbor's readers parse on the event loop."""
+
+_MAX_TEXT = 300
+
+_logger = logging.getLogger(__name__)
 
 _checksums = UntilChanged[str]()
 _content_hashes = UntilChanged[tuple[str, list[Path]]]()
@@ -73,6 +90,15 @@ def _keep_content_hashes() -> None:
 _keep_content_hashes()
 
 
+def _read_rewards_without_trust() -> None:
+    """Let Harbor's verifier, of any trial and any sandbox, read its rewards by our reader: it bounds what it reads."""
+    Verifier._parse_reward_text = lambda self: read_reward_text(self.trial_paths.reward_text_path)  # pyright: ignore[reportPrivateUsage]  # nothing public is between download and parser
+    Verifier._parse_reward_json = lambda self: read_reward_json(self.trial_paths.reward_json_path)  # pyright: ignore[reportPrivateUsage]
+
+
+_read_rewards_without_trust()
+
+
 def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException], None]) -> None:
     """Call ``note`` with the exception that a start raises: Harbor's result keeps only its name and text."""
     start = environment.start
@@ -85,6 +111,37 @@ def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException
             raise
 
     environment.start = noted
+
+
+def contain_agent_logs(trial: Trial) -> None:
+    """Let no log that an agent, or its policy, left in the sandbox end the trial: Harbor's readers raise at odd values.
+
+    What they find is dropped then, with a warning: of an agent's own report, such as its tokens, nothing is lost.
+    """
+    logs = trial.agent.logs_dir
+    download = trial._download_agent_logs  # pyright: ignore[reportPrivateUsage]  # nothing public is between the two
+    read = trial._sync_agent_output  # pyright: ignore[reportPrivateUsage]
+
+    async def contained(target: TrialResult | StepResult) -> None:
+        reported = None if target.agent_result is None else target.agent_result.model_copy()
+        try:
+            await download()
+            if (size := await asyncio.to_thread(_size_of, logs)) > _MAX_LOGS_BYTES:
+                raise ValueError(f"they have {size} bytes")
+            await read(target)
+            target.model_dump_json()
+        except Exception as exc:  # the boundary to foreign code, which reads what a sandbox wrote
+            target.agent_result = reported
+            text = printable(str(exc)[:_MAX_TEXT])
+            _logger.warning("the agent's logs of %s can't be read: %s: %s", trial.config.trial_name, type(exc), text)
+
+    trial._sync_agent_output = contained  # pyright: ignore[reportPrivateUsage]
+
+
+def _size_of(logs: Path) -> int:
+    """Return the bytes of the largest file below a folder that Harbor's readers of logs read whole."""
+    paths = (Path(place) / name for place, _, names in os.walk(logs) for name in names)
+    return max((path.lstat().st_size for path in paths if path.suffix != ".cast"), default=0)
 
 
 def keep_closed(environment: BaseEnvironment, verifier_dir: PurePath, before: Callable[[], Awaitable[None]]) -> None:
@@ -143,14 +200,38 @@ def leave_out_chmod(environment: BaseEnvironment) -> None:
 
 
 def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awaitable[None]]) -> None:
-    """Await ``examine`` before Harbor stops the sandbox."""
+    """Await ``examine`` before Harbor stops the sandbox, and let no failure of the stop end the trial.
+
+    To stop a sandbox is to clean up: what could not be removed is reported, and left to the reaper. Harbor would record
+    the failure beside a verdict, as if it had come before it.
+    """
     stop = environment.stop
 
     async def examined(delete: bool) -> None:
         await examine()
-        await stop(delete)
+        try:
+            await stop(delete)
+        except Exception as exc:  # the boundary to foreign code: whatever a provider's client raises
+            _logger.warning("the sandbox %s could not be removed: %s", environment.session_id, exc)
 
     environment.stop = examined
+
+
+def tolerate_last_switch(environment: BaseEnvironment, is_last: Callable[[], bool]) -> None:
+    """Let no failure to give a sandbox its own network back end the trial, if nothing but its stop follows."""
+    switch = environment.set_network_policy
+
+    @functools.wraps(switch)
+    async def switched(network_policy: NetworkPolicy) -> None:
+        was_last = is_last()
+        try:
+            await switch(network_policy)
+        except Exception as exc:  # as above
+            if not was_last:
+                raise
+            _logger.warning("the sandbox %s keeps its verifier's network: %s", environment.session_id, exc)
+
+    environment.set_network_policy = switched
 
 
 def prepare_nothing(environment: BaseEnvironment, is_prepared: Callable[[], bool]) -> None:

@@ -55,7 +55,10 @@ def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
     sizes: dict[str, int] = {}
     for place, _, names in os.walk(folder):
         for path in (f"{place}/{name}" for name in names):
-            status = os.lstat(path)
+            try:
+                status = os.lstat(path)
+            except OSError:  # a path that is longer than this machine's may be
+                continue
             if stat.S_ISREG(status.st_mode):
                 sizes[path.removeprefix(f"{folder}/")] = status.st_size
     return VerifierReport(_tail(output, trial_dir), dict(sorted(sizes.items())[:_MAX_FILES]))

@@ -31,16 +31,21 @@ from harbor_gym.episode import _harbor_patches, agent, failures
 from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
 from harbor_gym.episode.grading.breakage import find_breakage
 from harbor_gym.episode.grading.guard import BeforeGrading, GradingGuard, current_step
+from harbor_gym.episode.grading.rewards import RewardFunction
+from harbor_gym.episode.grading.untouched import UntouchedVerdict
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
+from harbor_gym.episode.reported import reported
 from harbor_gym.episode.resources import Resources
 from harbor_gym.episode.task import phase_timeout_sec, require_variables
 from harbor_gym.errors import (
     HarborGymError,
+    SandboxError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
     TaskUnsupportedError,
     UsageError,
+    VerifierError,
 )
 from harbor_gym.sandboxes.extensions import ReportsLeftBehind, SupportsProcessCopies
 from harbor_gym.terminal.session import Leftovers
@@ -154,6 +159,7 @@ class Episode:
         verifier: Harbor's settings of a run's verifier (its ``VerifierConfig``); None are Harbor's defaults.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
+        choose: Makes the reward of the verifier's; where it can make none, the policy may have written them.
         copied: Begin as a copy: what is before the policy was done, and seen, in the episode that was dumped.
 
     Raises:
@@ -170,6 +176,7 @@ class Episode:
         verifier: Mapping[str, Any] | None = None,
         verify_paths: VerifyPaths = "auto",
         ambiguous_failures: AmbiguousFailures = "zero",
+        choose: RewardFunction | None = None,
         copied: DumpedPhase | None = None,
     ) -> None:
         self._task = task
@@ -178,6 +185,7 @@ class Episode:
         self._verifier_config = _verifier_config(verifier or {})
         self._verify_paths: VerifyPaths = verify_paths
         self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
+        self._choose = choose
         self._trials_dir = trials_dir
         self._stop_timeout_sec = stop_timeout_sec
         self._temporary_dir: Path | None = None
@@ -311,6 +319,24 @@ class Episode:
         except HarborGymError as exc:
             raise await self.explain(exc) from exc.__cause__
 
+    async def grade_untouched(self) -> UntouchedVerdict:
+        """Grade the sandbox as it starts. The caller closes.
+
+        Raises:
+            HarborGymError: As :meth:`start`, or something other than the verifier failed.
+        """
+        await self.start()
+        assert self._trial is not None
+        try:
+            end = await self.end_phase(keep_processes=self.task_keeps_processes, is_last=True, terminal=None)
+        except VerifierError:
+            if not failures.is_of_verifier(self._trial.result):
+                raise
+            return UntouchedVerdict(None)
+        if end.breakage is not None:
+            raise SandboxError(end.breakage)
+        return UntouchedVerdict(end.episode_rewards)
+
     async def explain[E: HarborGymError](self, error: E) -> E:
         """Attach the trial's diagnostics so far to an error, and return it.
 
@@ -337,8 +363,9 @@ class Episode:
         end = await self._graded(phase, run, keep_processes=keep_processes, terminal=terminal)
         steps = self._trial.task.config.steps
         step = steps[self._phases_ended - 1].name if steps else None
-        report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
-        end = replace(end, verifier=report if report.files else None)
+        with reported(f"the verifier's files of {self._trial.config.trial_name} can't be listed"):
+            report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
+            end = replace(end, verifier=report if report.files else None)
         while is_last and end.next_phase is not None:
             further = await self._graded(end.next_phase, run, keep_processes=keep_processes, terminal=None)
             end = replace(
@@ -369,7 +396,7 @@ class Episode:
         self._phases_ended += 1
         if next_phase is None:
             self._finished_result(run)
-        return self._verdict(next_phase)
+        return await self._verdict(next_phase)
 
     async def find_breakage(self, terminal: Leftovers | None = None, *, answers_nonsense: bool = False) -> str | None:
         """Return how the policy broke the sandbox of the running phase; None without evidence that it did.
@@ -480,11 +507,13 @@ class Episode:
         if run.cancelled():
             raise SandboxLostError(f"the trial of task {self._task.name!r} was cancelled from outside")
         if (error := run.exception()) is not None:
+            if self._guard is not None and (result := self._guard.graded_before(error)) is not None:
+                return result
             why = describe_disk_failure(error, self._trials_dir) or error
             raise SandboxLostError(f"the trial of task {self._task.name!r} broke off: {why}") from error
         return run.result()
 
-    def _verdict(self, next_phase: AgentPhase | None) -> PhaseEnd:
+    async def _verdict(self, next_phase: AgentPhase | None) -> PhaseEnd:
         assert self._trial is not None
         assert self._guard is not None
         result = self._trial.result
@@ -494,8 +523,10 @@ class Episode:
         rewards = graded.verifier_result.rewards if graded.verifier_result is not None else None
         begun = len(result.step_results or ())
         is_cut = next_phase is None and begun > self._phases_ended
-        failure = self._guard.policy_failure(result)
-        if (rewards is None or is_cut) and failure is not None:
+        failure = None
+        if rewards is None or next_phase is None:
+            failure = await self._guard.policy_failure(result, self._choose)
+        if failure is not None:
             end = self._end_as_broken(failure)
             return replace(end, rewards=_floats(rewards or {}), verifier_sec=_seconds(graded.verifier))
         if rewards is None:

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from harbor.models.trial.result import ExceptionInfo, StepResult, TrialResult
 
 from harbor_gym import errors
-from harbor_gym._runtime.harbor_versions import NON_ZERO_EXIT, REFUSED_AGENT, is_end_of_agent, recorded_exceptions
+from harbor_gym._runtime.harbor_versions import (
+    NON_ZERO_EXIT,
+    REFUSED_AGENT,
+    is_end_of_agent,
+    is_exit_of_agent,
+    recorded_exceptions,
+)
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.throttling import is_throttled, retry_after_sec
@@ -26,7 +32,7 @@ from harbor_gym.errors import (
     VerifierOutOfMemoryError,
 )
 
-_DIAGNOSTICS_LINES = 30
+_DIAGNOSTICS_LINES, _MAX_TEXT = 30, 4000
 
 _GONE = {"SandboxLostError", "SandboxMemoryError", "SandboxThrottledError", "EnvironmentStartTimeoutError"}
 """Exceptions of a sandbox that no policy can cause; a sandbox that only seems lost has a finding."""
@@ -45,6 +51,8 @@ VERIFIER_HINTS = {
     "DownloadVerifierDirError": "the verifier's files could not be read back from the sandbox",
 }
 """Harbor's name of a verifier's failure → what to do."""
+
+_ODD_VERDICTS = ("RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError")
 
 
 def start_failure(result: TrialResult, cause: BaseException | None = None) -> HarborGymError:
@@ -105,7 +113,9 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
     return VerifierError(f"{message} ({hint})" if hint else message)
 
 
-def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: bool = False) -> HarborGymError | None:
+def denied_verdict(
+    result: TrialResult, *, is_cut: bool = False, is_refused: bool = False, is_inside: bool = False
+) -> HarborGymError | None:
     """Return why the verdict of a trial does not count; None if it does.
 
     Harbor grades after most exceptions. A verdict counts if every exception of the trial and its steps allows it.
@@ -114,9 +124,12 @@ def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: boo
         result: The trial, finished or between two steps, that has a verdict.
         is_cut: Whether its agent lost the connection to its policy, though no budget had run out.
         is_refused: Whether its agent was refused further answers because a budget had run out.
+        is_inside: Whether its agent was a program in the sandbox, whose exit the policy can cause in any way.
     """
     for info in recorded_exceptions(result):
         if is_refused and info.exception_type in REFUSED_AGENT:
+            continue
+        if is_inside and not is_cut and is_exit_of_agent(info):
             continue
         if is_end_of_agent(info) and not (is_cut and info.exception_type == NON_ZERO_EXIT):
             continue
@@ -127,7 +140,7 @@ def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: boo
 
 def agent_failure(result: TrialResult, info: ExceptionInfo) -> AgentFailedError:
     """Return the error for an agent whose exception lets no reward count."""
-    message = info.exception_message.strip().splitlines() or ["no message"]
+    message = _clipped(info.exception_message).strip().splitlines() or ["no message"]
     return AgentFailedError(f"the agent of trial {result.trial_name!r} failed: {info.exception_type}: {message[-1]}")
 
 
@@ -150,6 +163,12 @@ class SandboxFinding:
     verifier_timeout_sec: float | None = None
     """The verifier's time limit in seconds, if known: Harbor records its time-out only if the agent ended well."""
 
+    is_well: bool = False
+    """Whether it still answered after the verifier."""
+
+    has_verdict_untouched: bool | None = None
+    """Whether the same verifier gives a verdict in a sandbox that no policy was in; None where that is unknown."""
+
 
 def policy_failure(result: TrialResult, finding: SandboxFinding, ambiguous: AmbiguousFailures = "zero") -> str | None:
     """Return in words why a trial without a verdict is the policy's failure; None if it is not, or has a verdict.
@@ -162,10 +181,10 @@ def policy_failure(result: TrialResult, finding: SandboxFinding, ambiguous: Ambi
     last = result.step_results[-1] if result.step_results else result
     if last.verifier_result is not None:
         return None
-    infos = [info for info in (last.exception_info, result.exception_info) if info is not None]
+    infos = _infos(result, last)
     for info in infos:
         if info.exception_type == BrokenByPolicyError.__name__:
-            return info.exception_message
+            return _clipped(info.exception_message)
     if finding.breakage is not None or not infos:
         return finding.breakage
     info = infos[0]
@@ -174,8 +193,44 @@ def policy_failure(result: TrialResult, finding: SandboxFinding, ambiguous: Ambi
     if finding.was_full and finding.is_shared:
         return f"it left no room in its sandbox's storage: {_describe(info)}"
     if not finding.is_shared and _is_for_too_large_artifacts(info):
-        return f"what it left does not fit into the verifier's sandbox: {info.exception_message}"
-    return _ambiguous_failure(last, info, finding) if ambiguous == "zero" else None
+        return f"what it left does not fit into the verifier's sandbox: {_clipped(info.exception_message)}"
+    if ambiguous != "zero":
+        return None
+    if finding.has_verdict_untouched and lacks_verdict(result, finding):
+        return f"the verifier gives no verdict on what it left, and one in an untouched sandbox: {_describe(info)}"
+    return _ambiguous_failure(last, info, finding)
+
+
+def lacks_verdict(result: TrialResult, finding: SandboxFinding) -> bool:
+    """Return whether a verifier ran to its end without a verdict, which the policy's programs or the task may cause.
+
+    The same verifier in an untouched sandbox tells which: ``SandboxFinding.has_verdict_untouched``. It is not asked
+    about what is decided without it, such as a verifier that ran out of time or memory.
+
+    Args:
+        result: The finished trial.
+        finding: The state of its sandbox.
+    """
+    last = result.step_results[-1] if result.step_results else result
+    if last.verifier_result is not None or last.verifier is None or not (infos := _infos(result, last)):
+        return False
+    info = infos[0]
+    if finding.breakage is not None or finding.was_full or _ambiguous_failure(last, info, finding) is not None:
+        return False  # known without asking; a verifier that runs out of time would take as long again
+    if not finding.is_shared:
+        return info.exception_type in _ODD_VERDICTS
+    return finding.is_well and (info.exception_type in VERIFIER_HINTS or is_end_of_agent(info))
+
+
+def is_of_verifier(result: TrialResult) -> bool:
+    """Return whether a trial has no verdict because its last verifier, which ran, gave none."""
+    last = result.step_results[-1] if result.step_results else result
+    infos = _infos(result, last)
+    return last.verifier is not None and bool(infos) and infos[0].exception_type in VERIFIER_HINTS
+
+
+def _infos(result: TrialResult, last: StepResult | TrialResult) -> list[ExceptionInfo]:
+    return [info for info in (last.exception_info, result.exception_info) if info is not None]
 
 
 def _ambiguous_failure(last: StepResult | TrialResult, info: ExceptionInfo, finding: SandboxFinding) -> str | None:
@@ -230,14 +285,19 @@ def _own_error(info: ExceptionInfo, cause: BaseException | None = None) -> Harbo
     kind = getattr(errors, info.exception_type, None)
     if not (isinstance(kind, type) and issubclass(kind, HarborGymError)):
         return None
-    error = kind(info.exception_message)
+    error = kind(_clipped(info.exception_message))
     if isinstance(error, SandboxThrottledError):
         error.retry_after_sec = retry_after_sec(cause or error)
     return error
+
+
+def _clipped(text: str) -> str:
+    """Return the end of a text, which may quote all that a sandbox wrote."""
+    return text if len(text) <= _MAX_TEXT else f"[… {len(text) - _MAX_TEXT} characters before] {text[-_MAX_TEXT:]}"
 
 
 def _describe(info: ExceptionInfo) -> str:
     lines = info.exception_message.strip().splitlines() or ["no message"]
     if len(lines) > _DIAGNOSTICS_LINES:
         lines = [f"[… {len(lines) - _DIAGNOSTICS_LINES} lines before]", *lines[-_DIAGNOSTICS_LINES:]]
-    return f"{info.exception_type}: " + "\n".join(lines)
+    return f"{info.exception_type}: " + _clipped("\n".join(lines))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from harbor_gym import sandboxes
 from harbor_gym._runtime.rate_limit import back_off_starts, pass_start_gate
+from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.sandboxes.setup_command import require_success
@@ -100,6 +101,7 @@ class PreparedEpisode:
             verifier=config.verifier,
             verify_paths=config.verify_paths,
             ambiguous_failures=config.ambiguous_failures,
+            choose=reward_function(config.reward_key, config.reward_function),
             copied=self._copied.phase if self._copied is not None else None,
         )
         self._phase = await _start(self._episode)

@@ -103,12 +103,14 @@ class Endpoints:
         except RequestError as exc:
             session.refused(exc.kind)
             if exc.kind in _UNANSWERED and not isinstance(exc, LastAnswersError):
-                session.mark_undelivered(call)
+                session.mark_undelivered(call, by_client=exc.kind is not ErrorKind.INTERNAL)
             raise
         except SamplerError:
             raise  # the session has recorded it
-        except (Exception, asyncio.CancelledError):
-            session.mark_undelivered(call)
+        except (Exception, asyncio.CancelledError) as exc:
+            # A handler is cancelled if its client is gone, or cuts its body, or does not read.
+            is_gone = isinstance(exc, ConnectionError | TimeoutError | asyncio.CancelledError)
+            session.mark_undelivered(call, by_client=is_gone)
             raise
         session.mark_delivered(losses)
         return sent

@@ -76,6 +76,7 @@ class Session:
         self.losses = 0
         """Requests so far that got no answer, for a reason that is neither a budget nor the request itself."""
         self._mended, self._was_cut = 0, False
+        self._last_own_loss, self._had_failed = 0, False
         self._is_between_phases = False
         self._late_end: EndReason | None = None
         self._sampler, self._codec, self._on_limit = sampler, codec, on_limit
@@ -99,6 +100,12 @@ class Session:
     def is_cut(self) -> bool:
         """Whether the agent lost its policy: the last request of a phase got no answer, or the tunnel ended."""
         return self.losses > self._mended or self._was_cut
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last request of a phase got no answer by the gateway's own fault: neither its client was gone,
+        nor did the tunnel's program in the sandbox end."""
+        return self._last_own_loss > self._mended or self._had_failed
 
     @property
     def active_requests(self) -> int:
@@ -256,9 +263,16 @@ class Session:
         """
         self._mended = max(self._mended, losses)
 
-    def mark_undelivered(self, call: CallRecord | None) -> None:
-        """Record that a client got no answer: it was gone when the answer came, or its request was refused."""
+    def mark_undelivered(self, call: CallRecord | None, *, by_client: bool = False) -> None:
+        """Record that a client got no answer: it was gone when the answer came, or its request was refused.
+
+        Args:
+            call: The call that was answered, if one was.
+            by_client: Whether the client, or the sandbox's end of the tunnel, went away.
+        """
         self.losses += 1
+        if not by_client:
+            self._last_own_loss = self.losses
         if call is not None:
             self._tree.undelivered.add(call.index)
 
@@ -293,7 +307,7 @@ class Session:
 
     def end_phase(self) -> None:
         """Record that the agent's program ended; later answers no longer make up for its lost requests."""
-        self._was_cut = self.is_cut or self._active > 0
+        self._was_cut, self._had_failed = self.is_cut or self._active > 0, self.has_failed
         self._is_between_phases = True
 
     def close(self) -> None:

@@ -9,7 +9,13 @@ from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
-from harbor_gym.gateway.trials import end_agent_on_limit, note_ends_of_agent, open_tunnel_for_agent, sandbox_url
+from harbor_gym.gateway.trials import (
+    end_agent_on_limit,
+    end_agent_with_its_sandbox,
+    note_ends_of_agent,
+    open_tunnel_for_agent,
+    sandbox_url,
+)
 from harbor_gym.types import ActionFormat
 
 if TYPE_CHECKING:
@@ -118,6 +124,7 @@ def attach(trial: "Trial", gateway: Gateway, session: Session, *, in_sandbox: bo
     note_ends_of_agent(trial, session)  # before the tunnel's hook, since closing the tunnel ends requests
     if in_sandbox:
         open_tunnel_for_agent(trial, gateway, session)
+    end_agent_with_its_sandbox(trial, session)
     end_agent_on_limit(trial, session)
 
 

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Protocol
 
 from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
+from harbor.models.trial.result import TrialResult
 from harbor.trial.trial import Trial
 
 from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.adapters.harbor.agents import attach, point_at_session
-from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, rewards_of
+from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, lost_rollout, rewards_of
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.guard import GradingGuard
 from harbor_gym.episode.task import require_variables
+from harbor_gym.errors import UnexpectedError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
+from harbor_gym.outcomes import losing_one_episode
 from harbor_gym.rollout import clocked, run_episode
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sequences import flatten
@@ -132,6 +135,7 @@ class TrialPlayer:
         environment = environment_config(own.sandbox, options=own.sandbox_options)
         config = TrialConfig(task=task, trials_dir=self.trials_dir, environment=environment)
         trial: Trial | None = None
+        session: Session | None = None
         try:
             with clocked_session(self.gateway, clock, name=config.trial_name, limits=self.limits) as session:
                 config.agent = self._agent_config(session)
@@ -144,20 +148,25 @@ class TrialPlayer:
                     keep_processes=own.keep_agent_processes,
                     ambiguous_failures=own.ambiguous_failures,
                 )
-                result = await trial.run()
+                with losing_one_episode(f"trial {config.trial_name}", lambda: bool(session.calls)):
+                    result = await _run(trial, guard)
+            with losing_one_episode(f"trial {config.trial_name}"):
+                return await self._finished(session, result, guard, path.name, started)
+        except UnexpectedError as exc:
+            assert session is not None
+            return lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.tokens)
         finally:
             if trial is not None:
                 forget_loggers(trial.logger)
-        breakage = guard.policy_failure(result)
+
+    async def _finished(
+        self, session: Session, result: TrialResult, guard: GradingGuard, task_name: str, started: float
+    ) -> Rollout:
+        breakage = await guard.policy_failure(result, self.account.choose)
         rewards = rewards_of(result) if breakage is None else guard.rewards_without_verdict()
+        grading = Grading(rewards, breakage, guard.missing_protections, is_agent_inside=self.in_sandbox)
         return finished_rollout(
-            session,
-            result,
-            Grading(rewards, breakage, guard.missing_protections),
-            self.account,
-            task_name=path.name,
-            started=started,
-            tokens=self.tokens,
+            session, result, grading, self.account, task_name=task_name, started=started, tokens=self.tokens
         )
 
     def _agent_config(self, session: Session) -> AgentConfig:
@@ -166,3 +175,13 @@ class TrialPlayer:
         if self.tokens == "details":
             agent = agent.model_copy(update={"kwargs": {**agent.kwargs, "collect_rollout_details": True}})
         return agent
+
+
+async def _run(trial: Trial, guard: GradingGuard) -> TrialResult:
+    """Run a trial; return its result also if it fails after its verdict."""
+    try:
+        return await trial.run()
+    except Exception as exc:  # the boundary to foreign code
+        if (result := guard.graded_before(exc)) is None:
+            raise
+        return result

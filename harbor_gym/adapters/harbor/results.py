@@ -15,6 +15,7 @@ from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.errors import AgentFailedError, HarborGymError, VerifierError
 from harbor_gym.gateway import CallKind, Session
+from harbor_gym.outcomes import note_reward
 from harbor_gym.sequences import merge
 from harbor_gym.types import EndReason, EpisodeInfo, Rollout, Sample, TokenSequence, TrainSegments, Transcript, Turn
 
@@ -36,6 +37,10 @@ class Grading:
 
     missing_protections: Sequence[str] = ()
     """As ``Rollout.missing_protections``."""
+
+    is_agent_inside: bool = False
+    """Whether the agent is a program in the sandbox, which the policy can end, as it can cut its requests and end its
+    tunnel: what ends while the gateway answers, and a verifier gives a verdict, is the policy's doing."""
 
     may_lack_requests: bool = False
     """Whether requests of the agent may have been refused before they reached the session."""
@@ -77,6 +82,8 @@ def finished_rollout(
     score, metrics = None if isinstance(reward, HarborGymError) else reward, _metrics(session, started)
     if score is not None and account.is_capped(end_reason):
         score, metrics["zero_reward_on_limit"] = account.settle(grading.rewards, end_reason), 1.0
+    if score is not None:
+        note_reward()
     turns = with_outcome(session.turns, end_reason, score, grading.rewards, grading.breakage, result)
     return Rollout(
         task_name=task_name,
@@ -126,15 +133,17 @@ def _reward_of(
     """Return the reward of a trial, or the error that explains why there is none."""
     if grading.breakage is None and rewards_of(result):
         is_over = session.end_reason is not None
-        is_cut = not is_over and (session.is_cut or not session.calls or grading.may_lack_requests)
-        if (denied := denied_verdict(result, is_cut=is_cut, is_refused=is_over)) is not None:
+        is_inside = grading.is_agent_inside
+        was_cut = session.has_failed if is_inside else session.is_cut
+        is_cut = not is_over and (was_cut or not session.calls or grading.may_lack_requests)
+        if (denied := denied_verdict(result, is_cut=is_cut, is_refused=is_over, is_inside=is_inside)) is not None:
             return denied
     if not grading.rewards:
         return _failure(result) if grading.breakage is None else 0.0
     try:
         return choose(grading.rewards)
     except VerifierError as exc:
-        return exc
+        return exc if grading.breakage is None else 0.0
 
 
 def _segments(session: Session, result: TrialResult, tokens: Tokens) -> list[TokenSequence] | AgentFailedError:

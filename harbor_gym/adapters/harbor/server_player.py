@@ -25,10 +25,11 @@ from harbor_gym.config import AmbiguousFailures
 from harbor_gym.episode.failures import SandboxFinding, policy_failure
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
-from harbor_gym.errors import SandboxError
+from harbor_gym.errors import SandboxError, UnexpectedError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import relayed_agent_config
 from harbor_gym.gateway.relay import RelayAddress, RelayLink, relayed
+from harbor_gym.outcomes import losing_one_episode
 from harbor_gym.stragglers import EpisodeClock
 from harbor_gym.types import Rollout
 
@@ -118,23 +119,24 @@ class ServerPlayer:
                 await link.wait_connected(self.server.lost_after_sec)
                 try:
                     agent = self._agent(read, clock)
-                    result = await self._run(self._job(task, name, agent), relay.session_id, link)
+                    with losing_one_episode(f"trial {name}", lambda: bool(session.calls)):
+                        result = await self._run(self._job(task, name, agent), relay.session_id, link)
                 finally:
                     reconnects = link.reconnects
-        except SandboxError as exc:
-            rollout = lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.tokens)
-        else:
             self.gateway.close_session(session)
-            grading = self._grading(result, missing)
-            rollout = finished_rollout(
-                session,
-                result,
-                grading,
-                self.account,
-                task_name=path.name,
-                started=started,
-                tokens=self.tokens,
-            )
+            with losing_one_episode(f"trial {name}"):
+                grading = self._grading(result, missing)
+                rollout = finished_rollout(
+                    session,
+                    result,
+                    grading,
+                    self.account,
+                    task_name=path.name,
+                    started=started,
+                    tokens=self.tokens,
+                )
+        except (SandboxError, UnexpectedError) as exc:
+            rollout = lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.tokens)
         return replace(rollout, metrics={**rollout.metrics, "gateway/reconnects": float(reconnects)})
 
     async def _run(self, job: dict[str, Any], session_id: str, link: RelayLink) -> TrialResult:

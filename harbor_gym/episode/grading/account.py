@@ -7,6 +7,7 @@ from harbor.models.task.config import MultiStepRewardStrategy
 from harbor.models.task.task import Task
 
 from harbor_gym.episode.grading.rewards import RewardFunction
+from harbor_gym.errors import VerifierError
 from harbor_gym.types import EndReason
 
 
@@ -45,14 +46,18 @@ class RewardAccount:
         """Return the episode's reward.
 
         Args:
-            rewards: The verdicts combined by Harbor; empty for a sandbox that its policy broke, which counts as 0.
+            rewards: The verdicts combined by Harbor; for a sandbox that its policy broke, those before it.
             reason: Why the episode ended.
 
         Raises:
-            VerifierError: No scalar can be made of them.
+            VerifierError: No scalar can be made of them; where the policy broke its sandbox, that counts as 0.
         """
-        is_worth_nothing = not rewards and reason is EndReason.SANDBOX_BROKEN
-        reward = 0.0 if is_worth_nothing else self.choose(rewards)
+        try:
+            reward = self.choose(rewards) if rewards or reason is not EndReason.SANDBOX_BROKEN else 0.0
+        except VerifierError:
+            if reason is not EndReason.SANDBOX_BROKEN:
+                raise
+            reward = 0.0
         return min(reward, 0.0) if self.is_capped(reason) else reward
 
     def is_capped(self, reason: EndReason) -> bool:

@@ -77,6 +77,18 @@ async def find_breakage(
     return "its terminal's answers can't be read" if answers_nonsense else None
 
 
+async def is_there(environment: BaseEnvironment) -> bool:
+    """Return whether a sandbox exists, whatever its policy made of it; if its host can't tell, whether it answers."""
+    if isinstance(environment, SupportsIsUp):
+        return await environment.is_up()
+    nonce = secrets.token_hex(8)
+    try:
+        result = await environment.exec(_probe(nonce, (), ()), cwd="/", timeout_sec=_PROBE_TIMEOUT_SEC, user="root")
+    except Exception:  # as above
+        return False
+    return (result.stdout or "").split() == [nonce]
+
+
 async def can_run(environment: BaseEnvironment, user: str | int | None) -> bool:
     """Return whether a user can run a command in the task's own workdir; assumed of root and the image's user."""
     return user in _ROOT or await _hindrance(environment, Grader(user, PurePosixPath("/dev/null"))) is None

@@ -9,8 +9,8 @@ it stops these processes, and those that were started in between.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
@@ -25,9 +25,11 @@ from harbor_gym.episode import _harbor_patches, failures
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.breakage import Grader, can_run, find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
+from harbor_gym.episode.grading.rewards import RewardFunction
+from harbor_gym.episode.grading.untouched import untouched_verdict
 from harbor_gym.episode.grading.verifier_view import VerifierView, kind_of, paths_in_view
 from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
-from harbor_gym.errors import SandboxError, SandboxLostError
+from harbor_gym.errors import SandboxError, SandboxLostError, VerifierError
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.declared import require_user
 from harbor_gym.sandboxes.extensions import (
@@ -80,6 +82,7 @@ class GradingGuard:
         self._trial = trial
         self._environment = trial.agent_environment
         self._watch = ProcessWatch(self._environment)
+        self._verify_paths: VerifyPaths = verify_paths
         self._view = _plan_view(trial, verify_paths)
         self._pristine = self._view if self._view is not None and self._view.is_pristine else None
         self._set_up_agent = trial.agent.setup
@@ -106,11 +109,14 @@ class GradingGuard:
         """The names of some of the policy's processes that were stopped before a verification."""
         self._breakage: str | None = None
         self._failure: SandboxError | None = None
+        self._last_switches: int | None = None
+        """Switches of the network since the last verification began."""
         self._attach()
 
     def _attach(self) -> None:
         trial, environment = self._trial, self._environment
         _harbor_patches.silence_checksum(trial.task)
+        _harbor_patches.contain_agent_logs(trial)
         trial.agent.setup = self._begin
         trial.add_hook(TrialEvent.AGENT_START, self._begin_phase)
         trial.add_hook(TrialEvent.AGENT_END, self._end_phase)
@@ -118,6 +124,7 @@ class GradingGuard:
         trial.add_hook(TrialEvent.CANCEL, self._abandon)
         trial.add_hook(TrialEvent.END, self._end)
         _harbor_patches.examine_before_stop(environment, self._examine)
+        _harbor_patches.tolerate_last_switch(environment, self._is_last_switch)
         _harbor_patches.precede_commands(environment, self._begin_set_up)
         _harbor_patches.leave_out_reward_removal(environment, trial.agent_env_paths.verifier_dir)
         _harbor_patches.leave_out_chmod(environment)
@@ -155,12 +162,19 @@ class GradingGuard:
         before, after = self._watch.oom_kills, self.postmortem.oom_kills if self.postmortem is not None else None
         return after - before - (self.stopped.oom_kills or 0) if before is not None and after is not None else 0
 
-    def policy_failure(self, result: TrialResult) -> str | None:
-        """Return in words why a trial without a verdict is the policy's failure; None if it is not.
+    async def policy_failure(self, result: TrialResult, choose: RewardFunction | None = None) -> str | None:
+        """Return in words why a trial without a usable verdict is the policy's failure; None if it is not.
+
+        Where that depends on what the verifier says in a sandbox that no policy was in, one is asked, once a task.
 
         Args:
             result: The trial's result, finished or not.
+            choose: Makes the scalar of the rewards, which the policy's programs may have written: a verdict of which it
+                can make none is not usable. None if the trial is not finished.
         """
+        last = result.step_results[-1] if result.step_results else result
+        if choose is not None and last.verifier_result is not None and result.verifier_result is not None:
+            return await self._unusable(choose, result.verifier_result.rewards or {})
         trial = self._trial
         finding = failures.SandboxFinding(
             is_shared=grades_in_shared_sandbox(trial.task, current_step(trial)),
@@ -168,8 +182,37 @@ class GradingGuard:
             was_full=self.stopped.was_full,
             oom_kills=self.oom_kills,
             verifier_timeout_sec=None if trial.task.config.steps else trial.verifier_timeout_sec,
+            is_well=self.postmortem is not None,
         )
+        if self._ambiguous_failures == "zero" and failures.lacks_verdict(result, finding):
+            untouched = await untouched_verdict(trial, self._verify_paths)
+            finding = replace(finding, has_verdict_untouched=untouched and untouched.rewards is not None)
         return failures.policy_failure(result, finding, self._ambiguous_failures)
+
+    async def _unusable(self, choose: RewardFunction, rewards: Mapping[str, float]) -> str | None:
+        try:
+            choose(rewards)
+        except VerifierError as exc:
+            if self._ambiguous_failures != "zero" or self._phases_ended == 0:
+                return None
+            untouched = await untouched_verdict(self._trial, self._verify_paths)
+            if untouched is None or untouched.rewards is None:
+                return None
+            with contextlib.suppress(VerifierError):
+                choose(untouched.rewards)
+                return f"its verdict can't be used, and that in an untouched sandbox can: {exc}"
+        return None
+
+    def graded_before(self, error: BaseException) -> TrialResult | None:
+        """Return the trial's result if it has the task's verdict although the trial raised ``error`` after it.
+
+        What follows a verdict is cleaning up, such as writing the trial's files; its failure is logged.
+        """
+        result = self._trial.result
+        if result.verifier_result is None or not isinstance(error, Exception):
+            return None
+        _logger.warning("after the verdict of trial %s: %s: %s", result.trial_name, type(error).__name__, error)
+        return result
 
     def rewards_without_verdict(self) -> dict[str, float]:
         """Return the task's rewards if the policy prevented a verdict: that step and the later ones count as 0."""
@@ -233,6 +276,7 @@ class GradingGuard:
         if not grades_in_shared_sandbox(task, current_step(self._trial)):
             return  # a sandbox that the policy never saw
         is_last = self._phases_ended >= len(task.config.steps or ())
+        self._last_switches = 0 if is_last else None
         await self._watch.begin_verification(is_last=is_last)
         reset = self._verifier_dirs_reset()
         if self._pristine is not None:
@@ -262,6 +306,13 @@ class GradingGuard:
                 await self._watch.end_verification()
             finally:
                 self._is_ending_step = False
+
+    def _is_last_switch(self) -> bool:
+        """Return whether this switch of the network is the one back, after the last verifier."""
+        if self._last_switches is None:
+            return False
+        self._last_switches += 1
+        return self._last_switches > 1
 
     async def _abandon(self, _: TrialHookEvent) -> None:
         self._is_abandoned = True

@@ -57,7 +57,7 @@ class Tunnel:
             self.error = exc
             logger.warning("the tunnel of session %s was closed: %s", self._session.name, exc)
         # Also between two requests: an agent that fails at its next request has lost its policy.
-        self._session.mark_undelivered(None)
+        self._session.mark_undelivered(None, by_client=True)
 
     async def wait_ready(self) -> None:
         """Wait until the program in the sandbox listens."""
@@ -73,6 +73,7 @@ class Tunnel:
         try:
             reader, writer = await asyncio.open_connection(*self._address)
         except OSError:
+            self._session.mark_undelivered(None)
             await self._multiplexer.reset(number)
             return
         await self._multiplexer.carry(number, reader, writer)

@@ -217,7 +217,7 @@ class _Forwarder:
         member = next(self._archive.members(), None)
         if member is None or member.kind not in _REGULAR:
             raise TransferError("it is no ordinary file")
-        self._send_content(member, b"file")
+        self._send_content(member, b"file", member.size)
         self._finish()
 
     def _finish(self) -> None:
@@ -232,7 +232,7 @@ class _Forwarder:
                 self._archive.skip(member.size + -member.size % _BLOCK_BYTES)
                 return
             self._go(parts[:-1])
-            self._send_content(member, parts[-1])
+            self._send_content(member, parts[-1], self._choice.taken_bytes(path, member.size))
         elif self._choice.is_of_files or member.kind in _LEFT_OUT:
             return
         elif member.kind == _FOLDER:
@@ -259,19 +259,17 @@ class _Forwarder:
             self._stream.send(ENTER, mode=0o755, body=name)
         self._at = folder
 
-    def _send_content(self, member: Member, name: bytes) -> None:
-        self._allowance.take_bytes(member.size, name)
-        self._stream.send(
-            FILE, mode=member.mode & 0o7777, mtime_ns=member.mtime_sec * 10**9, size=member.size, body=name
-        )
+    def _send_content(self, member: Member, name: bytes, size: int) -> None:
+        self._allowance.take_bytes(size, name)
+        self._stream.send(FILE, mode=member.mode & 0o7777, mtime_ns=member.mtime_sec * 10**9, size=size, body=name)
         offset = 0
-        while offset < member.size:
-            content = self._archive.read(min(CHUNK_BYTES, member.size - offset))
+        while offset < size:
+            content = self._archive.read(min(CHUNK_BYTES, size - offset))
             if content.count(0) < len(content):  # zeros alone become a hole
                 self._stream.send(SEGMENT, size=offset, body=content)
             offset += len(content)
-        self._archive.skip(-member.size % _BLOCK_BYTES)
-        self._stream.send(FILE_END, size=member.size)
+        self._archive.skip(member.size - size + -member.size % _BLOCK_BYTES)
+        self._stream.send(FILE_END, size=size)
 
 
 def forward(source: int, stream: Stream, spec: dict[str, Any]) -> None:

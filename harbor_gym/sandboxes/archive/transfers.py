@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from harbor.models.trial.paths import EnvironmentPaths
+
 from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.shielded import ended, shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
@@ -40,6 +42,9 @@ TIMEOUT_SEC = 600.0
 DEFAULT_STORAGE_MB = 2048
 """Storage of a sandbox whose task sets no limit, in MiB."""
 
+_VERIFIER_DIR = EnvironmentPaths().verifier_dir
+_REWARDS = tuple(path.name for path in (EnvironmentPaths().reward_text_path, EnvironmentPaths().reward_json_path))
+
 Work = Callable[[Stream, Callable[[], None]], None]
 """This machine's side of a transfer: takes the stream, and a function that raises once it must stop."""
 
@@ -62,6 +67,11 @@ class Receiving:
     def __call__(self, stream: Stream, check: Callable[[], None]) -> None:
         """Receive."""
         self.receive(stream, check)
+
+
+def choice_in(source: str, choice: Choice) -> Choice:
+    """Return the selection of a download, which cuts the reward files if the directory is the verifier's."""
+    return choice._replace(rewards=_REWARDS) if PurePosixPath(source) == _VERIFIER_DIR else choice
 
 
 def limit_bytes(storage_mb: int | None) -> int:
@@ -269,7 +279,7 @@ async def download_dir(way: Way, source: str, target: Path, limit_bytes: int, ch
     Raises:
         SandboxError: There is no such directory, it is too large, or it can't be written.
     """
-    spec = {**_spec("download_dir", source, limit_bytes), "choice": choice._asdict()}
+    spec = {**_spec("download_dir", source, limit_bytes), "choice": choice_in(source, choice)._asdict()}
     with explained(f"download {source}"):
         await way(spec, Receiving(lambda stream, check: receive_dir(stream, target, Allowance(limit_bytes, check))))
 

@@ -19,7 +19,7 @@ from typing import Any
 from harbor_gym._runtime.processes import start_process
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes import archive
-from harbor_gym.sandboxes.archive.transfers import explained, in_thread, receive_dir, receive_file
+from harbor_gym.sandboxes.archive.transfers import choice_in, explained, in_thread, receive_dir, receive_file
 from harbor_gym.sandboxes.archive.trees.records import ALL, Allowance, Choice, Stream, StreamEndedError
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import reader; sys.exit(reader.main())"
@@ -52,7 +52,7 @@ async def download_dir(container: str, source: str, target: Path, *, limit_bytes
     Raises:
         SandboxError: There is no such directory, or it is larger than the limit.
     """
-    spec = {"is_file": False, "limit_bytes": limit_bytes, "choice": choice._asdict()}
+    spec = {"is_file": False, "limit_bytes": limit_bytes, "choice": choice_in(source, choice)._asdict()}
     with explained(f"download {source}"):
         await _download(
             (f"{container}:{source.rstrip('/')}/.",),

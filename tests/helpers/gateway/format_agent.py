@@ -4,13 +4,14 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 from http import HTTPStatus
-from typing import Any, ClassVar, override
+from typing import Any, ClassVar, cast, override
 
 import aiohttp
 import yarl
 from harbor.agents.base import BaseAgent
 from harbor.agents.capabilities import AgentCapabilities
 from harbor.agents.installed.base import NonZeroAgentExitCodeError
+from harbor.agents.installed.mini_swe_agent import MiniSweAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
@@ -148,6 +149,23 @@ class CrowdingAgent(FormatAgent):
                 writer.write("\r\n".join([*headers, "", ""]).encode())
             while True:
                 await super()._ask(client, body)
+
+
+class LogReadingAgent(FormatAgent):
+    """The same agent, whose logs Harbor reads as those of mini-swe-agent."""
+
+    @override
+    def populate_context_post_run(self, context: AgentContext) -> None:
+        MiniSweAgent.populate_context_post_run(cast(MiniSweAgent, self), context)
+
+
+class UnwritableAgent(FormatAgent):
+    """The same agent, whose own report Harbor can't write into the trial's result."""
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        await super().run(instruction, environment, context)
+        context.metadata = {"last": "\ud800"}
 
 
 class UninstallableAgent(FormatAgent):

@@ -3,6 +3,9 @@
 import asyncio
 from typing import Any, ClassVar, override
 
+from harbor.models.task.config import NetworkPolicy
+
+from harbor_gym.errors import SandboxError, SandboxTimeoutError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.sandboxes.throttled import TooManyRequestsError
 
@@ -52,3 +55,25 @@ class LostAtGrading(LocalEnvironment):
         if target_dir == "/tests":
             await self.stop(delete=True)
         await super().upload_dir(source_dir, target_dir)
+
+
+class Unremovable(LocalEnvironment):
+    """Go away, and report that something could not be removed in time."""
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        await super().stop(delete)
+        raise SandboxTimeoutError("a container is still there")
+
+
+class StuckNetwork(LocalEnvironment):
+    """Switch the network once, and never back."""
+
+    switches = 0
+
+    @override
+    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
+        self.switches += 1
+        if self.switches > 1:
+            raise SandboxError("the network does not answer")
+        await super()._apply_network_policy(network_policy)

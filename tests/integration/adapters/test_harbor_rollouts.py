@@ -352,13 +352,13 @@ async def test_what_a_step_lost_no_later_step_mends(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.local
-async def test_a_tunnel_that_ends_between_two_requests_leaves_no_reward(tmp_path: Path) -> None:
+async def test_a_tunnel_that_its_policy_ends_leaves_the_verdict(tmp_path: Path) -> None:
     kill = "for it in /proc/[0-9]*; do grep -q serve_sand[b]ox $it/cmdline && kill -9 ${it#/proc/}; done"
     answers = [THOUGHT + tool_call(command=f"{DONE.strip()}; {kill}")]
     agent = AgentConfig(import_path=INNER_AGENT, kwargs={"url": "{gateway_url}"})
     playing = interface(agent=agent, agent_in_sandbox=True, sandbox="local", sampler=TurnPolicy(*answers))
     (rollout,) = await playing.run([TaskConfig(path=write_task(tmp_path / "task"))])
-    assert (rollout.reward, type(rollout.error)) == (None, AgentFailedError)
+    assert (rollout.reward, rollout.error) == (1.0, None)
     assert rollout.metrics["turns"] == 1
 
 

@@ -24,6 +24,7 @@ import harbor.trial.trial as trial
 from harbor.environments.base import BaseEnvironment
 from harbor.environments.docker.docker import DockerEnvironment
 from harbor.models.task.task import Task
+from harbor.verifier.verifier import Verifier
 
 import harbor_gym.sandboxes.docker
 from harbor_gym._runtime.harbor_versions import VERSION
@@ -34,7 +35,9 @@ TRIALS = {
     "ArtifactHandler.upload_artifacts": "51d83ecdeb80",
     "BaseEnvironment.empty_dirs": "1a3e418b336a",
     "MultiStepTrial._prepare_step": "6a3d09b78249",
+    "MultiStepTrial._recover_outputs": "4fd6b63450f2",
     "MultiStepTrial._reset_agent_logs_for_step": "bdbeaf1ed934",
+    "MultiStepTrial._run_step_agent": "933a5c944aa2",
     "MultiStepTrial._run_step_setup": "6fbb330e9f0e",
     "MultiStepTrial._upload_step_workdir": "58708a9101cc",
     "Trial._reset_shared_step_verifier_dirs": "77fa6cc37bb9",
@@ -42,7 +45,9 @@ TRIALS = {
     "Trial._separate_verifier_env": "2b9977c4b56b",
     "Trial._start_agent_environment": "4191427a7e5f",
     "Trial._stop_agent_environment": "7d82b2a8373f",
+    "Trial._sync_agent_output": "9f9c20c081dd",
     "Trial._upload_injected_skills": "459c7a09f7dc",
+    "Verifier.verify": "dc7540224ee7",
 }
 """Parts of Harbor's trial that call the methods that an episode replaces (episode/_harbor_patches.py), as in 0.24."""
 
@@ -51,8 +56,12 @@ TRIALS_SINCE = {
         "ArtifactHandler.upload_artifacts": "b53303d551a0",
         "MultiStepTrial._reset_agent_logs_for_step": "3dc9b6e299df",
         "Trial._separate_verifier_env": "a1976e64303c",
+        "Verifier.verify": "a3d5d83f9d5d",
     },
-    (0, 26): {"MultiStepTrial._run_step_setup": "259a722369fb"},
+    (0, 26): {
+        "MultiStepTrial._run_step_agent": "363dc9c067d2",
+        "MultiStepTrial._run_step_setup": "259a722369fb",
+    },
 }
 
 DOCKER = {
@@ -160,9 +169,12 @@ def replaced() -> dict[str, str]:
         "environment.start(",
         "environment.exec(",
         "._upload_step_workdir(",
+        "._sync_agent_output(",
+        "._download_agent_logs(",
     )
     holders = [trial.Trial, multi_step.MultiStepTrial, artifacts.ArtifactHandler]
     found = {name: value for holder in holders for name, value in callers(holder, *calls).items()}
+    found |= callers(Verifier, "self._parse_reward_")
     return {**found, "BaseEnvironment.empty_dirs": digest(BaseEnvironment.empty_dirs)}
 
 

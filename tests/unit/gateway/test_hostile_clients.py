@@ -174,7 +174,7 @@ async def test_a_body_that_trickles_is_refused() -> None:
         head = f"POST /s/{session.key}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{"
         reply = await raw_exchange(gateway, head.encode())
         assert reply.startswith(b"HTTP/1.1 408 ")
-        assert session.is_cut
+        assert (session.is_cut, session.has_failed) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ async def test_a_codec_that_fails_is_answered_and_logged(caplog: pytest.LogCaptu
     async with Gateway(Script(), Failing()) as gateway:
         session = gateway.open_session()
         assert (await status_of(f"{session.base_url}/v1/messages", ANY_BODY))[0] == 500
-        assert session.is_cut
+        assert (session.is_cut, session.has_failed) == (True, True)
     assert "could not be answered" in caplog.text
     assert session.key not in caplog.text
 

@@ -16,6 +16,8 @@ MAX_NAME_BYTES = 255
 """Linux's NAME_MAX."""
 MAX_LINK_BYTES = 4096
 """Linux's PATH_MAX."""
+MAX_REWARD_BYTES = 1 << 20
+"""Of a verifier's reward file no more than one byte beyond this size is transferred, so that its reader refuses it."""
 CHUNK_BYTES = 1 << 18
 _MAX_TEXT_BYTES = MAX_NAME_BYTES + 1 + MAX_LINK_BYTES
 _MAX_TIME_NS = 1 << 62
@@ -224,6 +226,9 @@ class Choice(NamedTuple):
     protect: Collection[str] = ()
     """Paths of files that are selected regardless of ``include`` and ``exclude``."""
 
+    rewards: Collection[str] = ()
+    """Paths of a verifier's reward files, which are cut (:data:`MAX_REWARD_BYTES`)."""
+
     @property
     def is_of_files(self) -> bool:
         """Whether only files are selected."""
@@ -234,6 +239,10 @@ class Choice(NamedTuple):
         parts = os.fsdecode(path).split("/") if self.without else []
         ends = range(1, len(parts) + 1)
         return any(_matches("/".join(parts[start:end]), self.without) for end in ends for start in range(end))
+
+    def taken_bytes(self, path: bytes, size: int) -> int:
+        """Return how much of a selected file is transferred."""
+        return min(size, MAX_REWARD_BYTES + 1) if self.rewards and os.fsdecode(path) in self.rewards else size
 
     def takes_file(self, path: bytes) -> bool:
         """Return whether a file that was not dropped is selected."""

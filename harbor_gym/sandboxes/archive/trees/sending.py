@@ -140,7 +140,7 @@ class Sender:
         self._waiting.clear()
 
     def _send_open_file(self, handle: int, status: os.stat_result, name: bytes, path: bytes) -> None:
-        content, size = b"", status.st_size
+        content, size = b"", self._choice.taken_bytes(path, status.st_size)
         if size == 0:
             content = _read_unsized(handle)
             size = len(content)

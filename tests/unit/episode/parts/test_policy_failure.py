@@ -8,12 +8,17 @@ import pytest
 from harbor.models.trial.result import ExceptionInfo, StepResult, TimingInfo, TrialResult
 from harbor.models.verifier.result import VerifierResult
 
-from harbor_gym.episode.failures import SandboxFinding, policy_failure
+from harbor_gym.episode.failures import SandboxFinding, lacks_verdict, policy_failure
 
 SHARED, SEPARATE = SandboxFinding(is_shared=True), SandboxFinding(is_shared=False)
 BROKEN = SandboxFinding(is_shared=True, breakage="its shell is gone")
 FULL = SandboxFinding(is_shared=True, was_full=True)
 HUNGRY = SandboxFinding(is_shared=True, oom_kills=2)
+ODD = SandboxFinding(is_shared=True, is_well=True, has_verdict_untouched=True)
+"""The verifier gives no verdict on what the policy left, and one in an untouched sandbox."""
+MUTE = SandboxFinding(is_shared=True, is_well=True, has_verdict_untouched=False)
+"""It gives one in neither."""
+ODD_APART = SandboxFinding(is_shared=False, has_verdict_untouched=True)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -61,6 +66,20 @@ ROWS: list[tuple[str, str, SandboxFinding, str | None]] = [
     ("SandboxLostError", "gone", FULL, None),
     ("SandboxMemoryError", "gone", HUNGRY, None),
     ("EnvironmentStartTimeoutError", "slow", SEPARATE, None),
+    ("RewardFileNotFoundError", "none", ODD, "untouched"),
+    ("RewardFileEmptyError", "none", ODD, "untouched"),
+    ("VerifierOutputParseError", "nan", ODD, "untouched"),
+    ("VerifierOutputParseError", "nan", ODD_APART, "untouched"),
+    ("VerifierOutputParseError", "nan", MUTE, None),
+    ("AddTestsDirError", "failed", ODD, "untouched"),
+    ("AddTestsDirError", "failed", ODD_APART, None),
+    ("DownloadVerifierDirError", "failed", ODD, "untouched"),
+    ("DownloadVerifierDirError", "failed", ODD_APART, None),
+    ("AgentTimeoutError", "the verifier's own is not recorded beside it", ODD, "untouched"),
+    ("VerifierTimeoutError", "after 3 s", ODD, "ran out of time"),
+    ("VerifierTimeoutError", "after 3 s", MUTE, "ran out of time"),
+    ("SandboxLostError", "gone", ODD, None),
+    ("SomethingElseError", "odd", ODD, None),
     ("SomethingElseError", "odd", SHARED, None),
     ("SomethingElseError", "odd", BROKEN, "its shell is gone"),
 ]
@@ -84,6 +103,8 @@ def test_who_has_a_verdict_has_not_failed(finding: SandboxFinding) -> None:
     [
         (trial(info("VerifierTimeoutError")), SHARED),
         (trial(info("RewardFileNotFoundError")), HUNGRY),
+        (trial(info("VerifierOutputParseError")), ODD),
+        (trial(info("VerifierOutputParseError")), ODD_APART),
         (later_step(info("HealthcheckError")), SHARED),
         (later_step(info("RuntimeError", "Step 'two' setup.sh exited with code 3: no room")), SEPARATE),
     ],
@@ -108,3 +129,17 @@ def test_a_time_out_that_the_agents_own_hides_is_seen_by_how_long_the_verifier_t
 def test_a_sandbox_that_was_broken_without_an_error_has_its_finding() -> None:
     assert policy_failure(trial(None), BROKEN) == "its shell is gone"
     assert policy_failure(trial(None), FULL) is None
+
+
+def test_a_sandbox_is_not_asked_about_where_it_does_not_answer() -> None:
+    odd = trial(info("DownloadVerifierDirError"))
+    assert lacks_verdict(odd, SandboxFinding(is_shared=True, is_well=True))
+    assert not lacks_verdict(odd, SandboxFinding(is_shared=True, is_well=False))
+    assert not lacks_verdict(trial(info("RewardFileEmptyError"), verifier_sec=None), ODD)
+    assert not lacks_verdict(trial(info("VerifierTimeoutError")), ODD)
+    assert not lacks_verdict(trial(info("RewardFileEmptyError")), BROKEN)
+
+
+def test_what_a_sandbox_wrote_is_quoted_in_part() -> None:
+    failure = policy_failure(trial(info("VerifierOutputParseError", "x" * 10_000_000)), ODD)
+    assert 0 < len(failure or "") < 5000
