@@ -328,7 +328,7 @@ class Episode:
         await self.start()
         assert self._trial is not None
         try:
-            end = await self.end_phase(keep_processes=self.task_keeps_processes, is_last=True, terminal=None)
+            end = await self.end_phase(is_last=True)
         except VerifierError:
             if not failures.is_of_verifier(self._trial.result):
                 raise
