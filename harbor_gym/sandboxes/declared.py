@@ -11,6 +11,7 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym._runtime import rootless
+from harbor_gym._runtime.shell_text import QUIET, Marked
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError, TaskError
 
 _ORDINARY_IDS = 1 << 16
@@ -77,14 +78,14 @@ async def require_user(environment: BaseEnvironment, user: str | int | None) -> 
     name, _, group = ("" if user is None else str(user)).partition(":")
     if not name or (name == "root" and not group):
         return
-    script = _IDS_OF.format(user=shlex.quote(name), group=shlex.quote(group))
-    found = await environment.exec(script, cwd="/", user="root")
+    script = Marked(_IDS_OF.format(user=shlex.quote(name), group=shlex.quote(group)))
+    found = await environment.exec(script.command, cwd="/", env=QUIET, user="root")
     if found.return_code == _MISSING and not name.isdecimal():
         raise TaskError(
             f"task.toml: [agent] user = {name!r} has no account in the task's image: make one in the Dockerfile "
             "(RUN useradd), or change the setting"
         )
-    ids = [int(word) for word in (name, group, *(found.stdout or "").split()) if word.isdecimal()]
+    ids = [int(word) for word in (name, group, *script.output(found.stdout or "").split()) if word.isdecimal()]
     if max(ids, default=0) >= _ORDINARY_IDS:
         await require_able(environment, str(user), f"task.toml: [agent] user = {str(user)!r}")
 

@@ -23,6 +23,7 @@ async def run_in_sandbox(
     user: str | int | None,
     purpose: str,
     cwd: str | None = None,
+    env: dict[str, str] | None = None,
 ) -> "ExecResult":
     """Run ``command`` once, in ``cwd`` or by default in the task's workdir, which a policy may have removed.
 
@@ -36,7 +37,7 @@ async def run_in_sandbox(
     with lost_for_all_else(environment, purpose):
         try:
             async with asyncio.timeout(limit + GRACE_SEC):
-                return await environment.exec(command, cwd=cwd, timeout_sec=limit, user=user)
+                return await environment.exec(command, cwd=cwd, env=env, timeout_sec=limit, user=user)
         except (TimeoutError, SandboxTimeoutError) as error:
             raise _timeout(environment, purpose, limit) from error
         except HarborGymError:

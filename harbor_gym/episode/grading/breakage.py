@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
 
+from harbor_gym._runtime.shell_text import QUIET
 from harbor_gym.sandboxes.extensions import SupportsIsUp
 
 _PROBE_TIMEOUT_SEC = 30
@@ -58,18 +59,19 @@ async def find_breakage(
     nonce = secrets.token_hex(8)
     try:
         result = await environment.exec(
-            _probe(nonce, interpreter, terminal), cwd="/", timeout_sec=_PROBE_TIMEOUT_SEC, user="root"
+            _probe(nonce, interpreter, terminal), cwd="/", env=QUIET, timeout_sec=_PROBE_TIMEOUT_SEC, user="root"
         )
     except Exception as exc:  # The boundary to foreign code: environments raise whatever their client library raises.
         # The sandbox may have disappeared meanwhile, which no policy causes.
         return f"no command runs in it any more ({exc})" if await _is_up(environment, unknown=False) else None
-    first, *rest = (result.stdout or "").splitlines() or [""]
-    if first != nonce:
-        output = f"its shell answers {first[:100]!r} instead of the expected text"
+    lines = (result.stdout or "").splitlines() or [""]
+    if nonce not in lines:
+        output = f"its shell answers {lines[0][:100]!r} instead of the expected text"
         return output if await _is_up(environment, unknown=False) else None
-    if interpreter and rest[:1] != [nonce]:
+    rest = lines[lines.index(nonce) + 1 :]  # before it, and before the interpreter's, stands what BASH_ENV prints
+    if interpreter and nonce not in rest:
         return f"{shlex.join(interpreter)}, which runs the tests, does not run any more"
-    states = rest[1:] if interpreter else rest
+    states = (rest[rest.index(nonce) + 1 :] if interpreter else rest)[: len(terminal)]
     if len(states) != len(terminal) or any(_state(line) in _DEAD_OR_STOPPED for line in states):
         return "the processes of its terminal were stopped or killed"
     if grader is not None and (hindrance := await _hindrance(environment, grader)) is not None:
@@ -100,13 +102,13 @@ async def _hindrance(environment: BaseEnvironment, grader: Grader) -> str | None
     place = shlex.quote(str(grader.directory))
     command = f"{_PROBE}echo {nonce}; [ ! -w {place} ] || echo {nonce}\n"
     try:
-        result = await environment.exec(command, timeout_sec=_PROBE_TIMEOUT_SEC, user=grader.user)
+        result = await environment.exec(command, env=QUIET, timeout_sec=_PROBE_TIMEOUT_SEC, user=grader.user)
     except Exception as exc:  # as above
         return f"its verifier's user can run no command in its workdir any more ({exc})"
-    match (result.stdout or "").split():
-        case [first, second] if first == second == nonce:
+    match (result.stdout or "").split().count(nonce):
+        case 2:
             return None
-        case [first] if first == nonce:
+        case 1:
             return f"its verifier's user can't write to {grader.directory} any more"
         case _:
             answer = f"{result.stdout or ''}{result.stderr or ''}"[-200:]

@@ -13,7 +13,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.trial.paths import EnvironmentPaths
 
 from harbor_gym._runtime.owners import boot_id, this_process
-from harbor_gym._runtime.shell_text import with_arguments, without_comments
+from harbor_gym._runtime.shell_text import QUIET, Marked, with_arguments, without_comments
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError, printable
 from harbor_gym.sandboxes.extensions import SupportsCleanUp
 from harbor_gym.terminal.session import Leftovers
@@ -286,13 +286,14 @@ async def _run(
 async def _run_command(
     environment: BaseEnvironment, command: str, user: str | None, what: str, timeout_sec: int, *, cwd: str | None = "/"
 ) -> str:
+    marked = Marked(command)
     try:
-        result = await environment.exec(command, cwd=cwd, timeout_sec=timeout_sec, user=user)
+        result = await environment.exec(marked.command, cwd=cwd, env=QUIET, timeout_sec=timeout_sec, user=user)
     except HarborGymError:
         raise
     except Exception as exc:  # The boundary to foreign code: environments raise whatever their client library raises.
         raise SandboxLostError(f"the sandbox could not {what}: {type(exc).__name__}: {exc}") from exc
-    return f"{result.stdout or ''}{result.stderr or ''}"
+    return marked.output(f"{result.stdout or ''}{result.stderr or ''}")
 
 
 def _no_answer(what: str, answer: str) -> SandboxLostError:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
 
 _CHUNK_BYTES = 1 << 16
+_SKIPPED_LINES = 1000
+_MARK = "harbor-gym-relay"
+"""The line before what the server sends."""
 
 
 async def can_relay(environment: "BaseEnvironment", user: str | int | None) -> bool:
@@ -28,7 +31,7 @@ async def can_relay(environment: "BaseEnvironment", user: str | int | None) -> b
     if process is None or process.stdout is None:
         return True  # the error about pipes is raised elsewhere
     try:
-        return await process.stdout.readline() == b"found\n"
+        return await _skip_to(process.stdout, b"found\n")
     finally:
         await end_piped(process)
 
@@ -48,7 +51,8 @@ class Relay:
         # Bash opens the connection. When this side closes the command's input, the first cat ends and kills the other;
         # when the server closes the connection, the other ends, and with it the command's output, which it alone has.
         opened = f"exec 3<>{shlex.quote(f'/dev/tcp/{host}/{port}')} || exit 1"
-        self._command = f"exec bash -c {shlex.quote(f'{opened}; {{ cat; kill $$; }} <&0 >&3 & exec cat <&3')}"
+        carried = f"{opened}; echo {_MARK}; {{ cat; kill $$; }} <&0 >&3 & exec cat <&3"
+        self._command = f"exec bash -c {shlex.quote(carried)}"
         self._directory: Path | None = None
         self._handle = -1
         self.path = ""
@@ -100,6 +104,8 @@ class Relay:
                 process = await start_piped(self._environment, self._command, user=self._user)
             if process is None or process.stdin is None or process.stdout is None:
                 return
+            if not await _skip_to(process.stdout, f"{_MARK}\n".encode()):
+                return
             pumps = [
                 asyncio.ensure_future(_pump(reader, process.stdin)),
                 asyncio.ensure_future(_pump(process.stdout, writer)),
@@ -113,6 +119,15 @@ class Relay:
         finally:
             if process is not None:
                 await end_piped(process)
+
+
+async def _skip_to(reader: asyncio.StreamReader, line: bytes) -> bool:
+    """Read up to a line, past what the image's shell prints before a command; return whether it came."""
+    with contextlib.suppress(ValueError, OSError):  # a line that is too long
+        for _ in range(_SKIPPED_LINES):
+            if (found := await reader.readline()) in (b"", line):
+                return found == line
+    return False
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -4,6 +4,7 @@ import re
 import secrets
 from typing import TYPE_CHECKING
 
+from harbor_gym._runtime.shell_text import QUIET, Marked
 from harbor_gym.errors import TerminalStartError
 from harbor_gym.terminal.sandbox_exec import lost_for_all_else, run_in_sandbox
 from harbor_gym.terminal.tools.bundle import Bundle, BundleError, ensure_bundle
@@ -114,5 +115,8 @@ async def _upload(environment: "BaseEnvironment", bundle: Bundle, target: str) -
 
 
 async def _run(environment: "BaseEnvironment", command: str, user: str | int | None, purpose: str) -> str:
-    result = await run_in_sandbox(environment, command, timeout_sec=_EXEC_TIMEOUT_SEC, user=user, purpose=purpose)
-    return (result.stdout or "").strip()
+    marked = Marked(command)
+    result = await run_in_sandbox(
+        environment, marked.command, timeout_sec=_EXEC_TIMEOUT_SEC, user=user, purpose=purpose, env=QUIET
+    )
+    return marked.output(result.stdout or "").strip()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 import uuid
@@ -17,6 +18,7 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.models.task.task import Task
 from harbor.models.trial.paths import TrialPaths
 
+from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalEnvConfig
 from harbor_gym._runtime.owners import owner_label
 from harbor_gym.errors import SandboxError, SandboxStartError, SandboxTimeoutError, TaskError
 from harbor_gym.sandboxes import environment_config
@@ -25,7 +27,7 @@ from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, OWNER_LABEL
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
-from tests.helpers.tasks import BASE, write_task
+from tests.helpers.tasks import BASE, DONE, UNDONE, write_task
 from tests.unit.house.test_cli import run
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
@@ -397,3 +399,23 @@ async def test_an_unhealthy_image_is_the_tasks_fault(tmp_path: Path, name: str) 
         async with started(task, name):
             pass
     assert leftovers(name) == []
+
+
+NOISE = "trap 'echo noise at the end; echo and there >&2' EXIT; echo 7 noise; echo 7 noise >&2; echo 0"
+
+
+@pytest.mark.parametrize("reward", [1.0, 0.0])
+async def test_an_image_whose_shell_prints_before_each_command_is_played_and_graded(
+    reward: float, tmp_path: Path
+) -> None:
+    """BASH_ENV names a file that every bash reads first: no answer of a probe may be taken whole."""
+    noisy = f"RUN useradd dev && echo {shlex.quote(NOISE)} >/etc/noise\nENV BASH_ENV=/etc/noise\n"
+    dockerfile = f"FROM {BASE}\n{noisy}WORKDIR /srv\n"
+    toml = '[agent]\nuser = "root"\n[verifier]\nuser = "dev"\n'
+    task = write_task(tmp_path / "task", dockerfile=dockerfile, toml=toml)
+    config = TerminalEnvConfig(task_dir=task, sandbox="docker", confirm_task_complete=False)
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        await env.step([(DONE if reward else UNDONE, 5.0)])
+        end = await env.finish()
+    assert (end.reward, end.info.get("end_reason"), end.info.get("breakage")) == (reward, EndReason.COMPLETED, None)

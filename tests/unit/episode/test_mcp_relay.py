@@ -79,3 +79,24 @@ async def test_the_end_of_the_servers_connection_is_passed_on() -> None:
             assert await reader.read() == b"abc"
         writer.close()
         await relay.close()
+
+
+async def test_what_the_images_shell_prints_is_no_part_of_the_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "noise").write_text("echo noise; echo found no more\n", encoding="utf-8")
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "noise"))
+    assert await relays.can_relay(cast("Any", OnThisMachine()), None)
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        relay = await relays.Relay(cast("Any", OnThisMachine()), None, "127.0.0.1", port).open()
+        reader, writer = await asyncio.open_unix_connection(relay.path)
+        async with asyncio.timeout(60):
+            assert await reader.read() == b"hello"
+        writer.close()
+        await relay.close()

@@ -31,14 +31,15 @@ def remake_directories(modes: dict[str, int | None]) -> None:
 
 
 def make_directories_by(steps: Steps, *modes: tuple[str, int | None]) -> None:
-    """Make each missing directory, with its parents, and set its mode, if any; another entry of its name is a failure.
+    """Make each missing directory, with its parents, and set its mode, if any.
 
     Args:
         steps: Where to add the calls.
-        modes: Path and mode; None keeps the mode of an existing one.
+        modes: Path and mode; None keeps the mode of an existing one. A file or a link to nowhere that the image has at
+            a path with a mode is replaced, and at another one it is a failure.
     """
     for path, mode in modes:
-        make_directory_by(steps, path)
+        make_directory_by(steps, path, replaces=mode is not None)
         steps.call(
             "openat", AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, keeps=True, what=f"directory {path}"
         )
@@ -47,13 +48,20 @@ def make_directories_by(steps: Steps, *modes: tuple[str, int | None]) -> None:
             steps.call("fchmodat", AT_FDCWD, path, mode, what=f"directory {path}")
 
 
-def make_directory_by(steps: Steps, path: str) -> None:
-    """Make what is missing of a path."""
+def make_directory_by(steps: Steps, path: str, *, replaces: bool = False) -> None:
+    """Make what is missing of a path; ``replaces`` is whether in place of what is no directory."""
     names = path.split("/")
     for depth in range(1, len(names) + 1):
         if names[depth - 1]:
             above = "/".join(names[:depth])
-            steps.call("mkdirat", AT_FDCWD, above, 0o777, tolerates=errno.EEXIST, what=f"directory {above}")
+            what, replacing = f"directory {above}", 3 if replaces else 0
+            steps.call(
+                "mkdirat", AT_FDCWD, above, 0o777, tolerates=errno.EEXIST, skips_after_success=replacing, what=what
+            )
+            if replaces:
+                steps.call("faccessat", AT_FDCWD, f"{above}/.", os.F_OK, tolerates=ANY, skips_after_success=2)
+                steps.call("unlinkat", AT_FDCWD, above, 0, what=what)
+                steps.call("mkdirat", AT_FDCWD, above, 0o777, what=what)
 
 
 def name_server(address: str, owner: int = 0) -> None:

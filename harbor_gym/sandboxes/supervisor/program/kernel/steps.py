@@ -24,13 +24,13 @@ _NUMBERS = {
     "x86_64": {
         "read": 0, "write": 1, "close": 3, "execve": 59, "fcntl": 72, "chdir": 80, "setsid": 112, "setgroups": 116,
         "setresuid": 117, "setresgid": 119, "capset": 126, "pivot_root": 155, "prctl": 157, "mount": 165,
-        "umount2": 166, "sethostname": 170, "openat": 257, "mkdirat": 258, "symlinkat": 266, "fchmodat": 268,
-        "faccessat": 269, "unshare": 272, "dup3": 292, "prlimit64": 302, "setns": 308, "execveat": 322,
+        "umount2": 166, "sethostname": 170, "openat": 257, "mkdirat": 258, "unlinkat": 263, "symlinkat": 266,
+        "fchmodat": 268, "faccessat": 269, "unshare": 272, "dup3": 292, "prlimit64": 302, "setns": 308, "execveat": 322,
     },
     "aarch64": {
         "read": 63, "write": 64, "close": 57, "execve": 221, "fcntl": 25, "chdir": 49, "setsid": 157, "setgroups": 159,
         "setresuid": 147, "setresgid": 149, "capset": 91, "pivot_root": 41, "prctl": 167, "mount": 40,
-        "umount2": 39, "sethostname": 161, "openat": 56, "mkdirat": 34, "symlinkat": 36, "fchmodat": 53,
+        "umount2": 39, "sethostname": 161, "openat": 56, "mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "fchmodat": 53,
         "faccessat": 48, "unshare": 97, "dup3": 24, "prlimit64": 261, "setns": 268, "execveat": 281,
     },
 }.get(os.uname().machine, {})  # fmt: skip
