@@ -37,8 +37,9 @@ row, without a reward between them, is raised as it is and ends the run.
 
 Between the end of the policy's work and the reward, a failure that the policy could cause is the policy's: the episode
 ends as ``sandbox_broken`` with reward 0 and the reason in ``info["breakage"]``, and raises nothing. First the sandbox
-is repaired: the workdir, Harbor's log directories, ``/tests`` and ``/etc/resolv.conf`` are made again, the accounts are
-restored, and storage that the policy could not use is set free. These errors can then still prevent a verdict:
+is repaired: the workdir, Harbor's log directories, ``/tests`` and ``/etc/resolv.conf`` are made again, FIFOs are
+removed from ``/etc``, the accounts are restored, and storage that the policy could not use is set free.
+These errors can then still prevent a verdict:
 
 ==========================================  ==============================  ====================================
 error                                       in the policy's own sandbox     in a separate verifier's

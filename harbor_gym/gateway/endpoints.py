@@ -103,7 +103,7 @@ class Endpoints:
         except RequestError as exc:
             session.refused(exc.kind)
             if exc.kind in _UNANSWERED and not isinstance(exc, LastAnswersError):
-                session.mark_undelivered(call, by_client=exc.kind is not ErrorKind.INTERNAL)
+                session.mark_undelivered(call, by_client=True)
             raise
         except SamplerError:
             raise  # the session has recorded it

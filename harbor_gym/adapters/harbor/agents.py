@@ -1,17 +1,18 @@
 """Point a trial's agent at a session of the gateway."""
 
 import difflib
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from harbor_gym._runtime.harbor_versions import base_url_of, require_server
 from harbor_gym._runtime.imports import use_litellms_own_prices
+from harbor_gym.episode.grading.breakage import is_there
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.gateway.trials import (
     end_agent_on_limit,
-    end_agent_with_its_sandbox,
     note_ends_of_agent,
     open_tunnel_for_agent,
     sandbox_url,
@@ -19,6 +20,7 @@ from harbor_gym.gateway.trials import (
 from harbor_gym.types import ActionFormat
 
 if TYPE_CHECKING:
+    from harbor.environments.base import ExecResult
     from harbor.models.trial.config import AgentConfig
     from harbor.trial.trial import Trial
 
@@ -26,6 +28,7 @@ URL_MARK = "{gateway_url}"
 """Placeholder for the session's URL, without ``/v1``, in the options and variables of an agent that is not listed."""
 
 _NO_LIMIT_TOKENS = 1_000_000
+_MAX_TEXT = 1000
 
 
 def unchecked_agent(name: str, options: Mapping[str, Any] | None = None) -> "AgentConfig":
@@ -126,6 +129,47 @@ def attach(trial: "Trial", gateway: Gateway, session: Session, *, in_sandbox: bo
         open_tunnel_for_agent(trial, gateway, session)
     end_agent_with_its_sandbox(trial, session)
     end_agent_on_limit(trial, session)
+
+
+def end_agent_with_its_sandbox(trial: "Trial", session: Session) -> None:
+    """Make an agent that its policy leaves no sandbox to work in end as a program that fails, so that it is graded.
+
+    An agent of this process works by commands in the sandbox. If one of them fails and the agent raises upon it, though
+    its policy has answered and the sandbox is there, the policy has ended what the agent needs: its terminal, its
+    programs, its files. Harbor would not grade after such an exception.
+
+    Args:
+        trial: A trial that has not run yet.
+        session: The session of its agent.
+    """
+    from harbor.agents.installed.base import NonZeroAgentExitCodeError
+
+    environment, run = trial.agent_environment, trial.agent.run
+
+    async def run_in_sandbox(*args: Any, **kwargs: Any) -> None:
+        execute, has_failed = environment.exec, False
+
+        @functools.wraps(execute)
+        async def noted(*args: Any, **kwargs: Any) -> "ExecResult":
+            nonlocal has_failed
+            has_failed = False
+            result = await execute(*args, **kwargs)
+            has_failed = result.return_code != 0
+            return result
+
+        environment.exec = noted
+        try:
+            await run(*args, **kwargs)
+        except (TimeoutError, NonZeroAgentExitCodeError):
+            raise
+        except Exception as exc:  # the boundary to foreign code
+            if has_failed and session.calls and await is_there(environment):
+                raise NonZeroAgentExitCodeError(f"its sandbox fails its commands: {str(exc)[-_MAX_TEXT:]}") from exc
+            raise
+        finally:
+            environment.exec = execute
+
+    trial.agent.run = run_in_sandbox
 
 
 def _agent_class(agent: "AgentConfig") -> type:

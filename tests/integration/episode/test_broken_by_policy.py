@@ -176,6 +176,16 @@ async def test_what_a_user_can_do_is_graded(tmp_path: Path, deed: str, has_view:
 
 
 @pytest.mark.local
+@pytest.mark.slow
+async def test_accounts_that_block_their_readers_are_removed_before_grading(tmp_path: Path) -> None:
+    """Shells wait for the FIFO, the verifier's too: without the removal it would run out of time."""
+    keys = "ln -sf /run/pipe /etc/nsswitch.conf; rm -f /etc/passwd; mkfifo /run/pipe /etc/passwd\n"
+    task_dir = write_task(tmp_path / "task", toml="[verifier]\ntimeout_sec = 20.0\n")
+    reward, info = await play(task_dir, DONE, keys)
+    assert (reward, info.get("rewards")) == (1.0, {"reward": 1.0})
+
+
+@pytest.mark.local
 @pytest.mark.parametrize("blow", BLOWS)
 async def test_who_breaks_the_terminal_is_graded(tmp_path: Path, blow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breakage, "_PROBE_TIMEOUT_SEC", 5)  # the forks take all of the machine's processors meanwhile

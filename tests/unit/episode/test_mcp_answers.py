@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from harbor_gym.episode.mcp import McpServers
 from harbor_gym.errors import TaskError
 from harbor_gym.formats.tool_text import ToolCall, declare_tools
+from tests.helpers.patience import PATIENCE_SEC
 
 type Answers = Mapping[str, bytes]
 """A method → all that is sent for it: a line on stdio, a response over HTTP, a stream of events where it is ``GET``."""
@@ -125,8 +126,9 @@ def short_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_good_server(transport: str, tmp_path: Path) -> None:
+async def test_a_good_server(transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the cases below would show nothing."""
+    monkeypatch.setattr("harbor_gym.episode.mcp.servers._START_SEC", PATIENCE_SEC)
     assert await talk(transport, answers(), tmp_path) == ("[box__add]", "42")
 
 
