@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
-import re
 import tempfile
 import time
 import uuid
@@ -32,30 +32,32 @@ from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.unchanged import UntilChanged
-from harbor_gym.errors import MissingDependencyError, SandboxStartError
+from harbor_gym.errors import MissingDependencyError, SandboxStartError, TaskError
 from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.dockerfile import Instruction
 from harbor_gym.sandboxes.image_settings import ImageSettings, config_of, settings_of
 from harbor_gym.sandboxes.images import layers, sources
 from harbor_gym.sandboxes.images.base_images import Base, resolve_base
 from harbor_gym.sandboxes.images.builder import (
-    ULIMITS,
     build_argv,
     is_old,
     require_faithful,
-    require_flags,
     require_ids,
     run_buildah,
     run_environment,
 )
-from harbor_gym.sandboxes.images.recipe import adapted, volumes_of
+from harbor_gym.sandboxes.images.context import Context
+from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, planned, unknown_name
+from harbor_gym.sandboxes.images.recipe import read
 from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 6
+_FORMAT = 7
 """Version of the cache's layout and of exported layers. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
-_ONBUILD_VOLUME = re.compile(r"^\s*ONBUILD\s+VOLUME\s", re.IGNORECASE | re.MULTILINE)
+_SHOWN_STEP = 60
+"""Characters of an instruction that is in progress."""
 
 _built: dict[str, Image] = {}
 
@@ -196,10 +198,8 @@ async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
         text = f"FROM {source.docker_image}\n"
     else:
         text = await asyncio.to_thread(_read_dockerfile, source.environment_dir)
-        if dockerfile.has_heredoc(text):
-            await _require_heredoc_support(source.environment_dir)
     with _naming_dockerfile(source):
-        return text, {ref: await resolve_base(ref) for ref in dockerfile.base_references(text)}
+        return text, {ref: await resolve_base(ref) for ref in read(text).images}
 
 
 @contextlib.contextmanager
@@ -224,8 +224,11 @@ async def _make_image(
         async with layers.imported(source.rootfs) as (names, high_ids):
             image = Image(layers=tuple(names), digest=digest, high_ids=tuple(high_ids))
             return await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
+    volumes: tuple[str, ...] = ()
     if source.docker_image is None:
-        image_id = await _run_build(source.environment_dir, text, base_images, is_fresh=is_fresh, on_step=work.tell)
+        image_id, volumes = await _run_build(
+            source.environment_dir, text, base_images, is_fresh=is_fresh, on_step=work.tell
+        )
     elif sources.is_archive(source.docker_image):
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
@@ -235,7 +238,10 @@ async def _make_image(
         raise SandboxStartError(f"buildah built {image_id} but can't show it: {tail(output)}")
     shown = json.loads(output)
     config = shown["Docker"]["config"]
-    settings: dict[str, Any] = {**settings_of(config), "volumes": volumes_of(config)}
+    settings: dict[str, Any] = {
+        **settings_of(config),
+        "volumes": tuple(dict.fromkeys((*(config.get("Volumes") or ()), *volumes))),
+    }
     diff_ids: list[str] = shown["OCIv1"]["rootfs"]["diff_ids"] or []  # null where the image has no layer
     async with layers.exported(image_id, diff_ids) as (names, high_ids):
         image = Image(layers=tuple(names), digest=digest, high_ids=tuple(high_ids), **settings)
@@ -251,28 +257,92 @@ async def _run_build(
     *,
     is_fresh: bool,
     on_step: Callable[[str], object] | None = None,
-) -> str:
+) -> tuple[str, tuple[str, ...]]:
+    """Build a Dockerfile; return the image's id and the VOLUMEs that only the Dockerfile names."""
     path = environment_dir / "Dockerfile"
     for name, base in base_images.items():
         if base.has_volumes:
             await asyncio.to_thread(require_faithful, path, name)
-    if _ONBUILD_VOLUME.search(text):
-        await asyncio.to_thread(require_faithful, path, "a stage's ONBUILD")
-    changed = adapted(text, {ref: base.start for ref, base in base_images.items()})
-    changed = dockerfile.replace_references(changed, {ref: base.reference for ref, base in base_images.items()})
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
         folder = Path(name)
-        recipe = folder / "Dockerfile"
-        recipe.write_text(changed, encoding="utf-8")
         # An old buildah's cache ignores changes of files in bind mounts.
         is_fresh = is_fresh or (is_old() and "--mount=" in text)
-        argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
-        code, output = await run_buildah(*argv, environment=run_environment(), on_step=on_step)
-        if code != 0:
-            require_ids(output, str(path), text=text)
-            require_flags(output, str(path))
-            raise SandboxStartError(build_failure(path, output))
-        return (folder / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:")
+        answers = _Answers()
+        for attempt in map(folder.joinpath, map(str, itertools.count())):
+            attempt.mkdir()
+            plan, argv = await asyncio.to_thread(
+                _prepare, environment_dir, text, base_images, attempt, answers, is_fresh=is_fresh
+            )
+            steps: list[Instruction] = []
+            on_line = _noting(plan, steps, on_step)
+            code, output = await run_buildah(*argv, environment=run_environment(), on_line=on_line)
+            image_id = (attempt / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:") if code == 0 else ""
+            if code == 0:
+                if answers.wanted is None:
+                    return image_id, plan.volumes
+                answers.directories[answers.wanted.key] = await layers.directory_of(image_id, answers.wanted.path)
+                is_fresh = False  # the part that is built is new
+                continue
+            missing = unknown_name(output)
+            if not missing or missing in answers.unknown:
+                require_ids(output, str(path), text=text)
+                failed = steps[-1] if steps else Instruction("", 0)
+                raise SandboxStartError(build_failure(path, output, step=failed.text, line=failed.line))
+            answers.unknown.add(missing)
+    raise AssertionError("each round ends the build or has one more answer")
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What is known of the images that a Dockerfile makes."""
+
+    unknown: set[str] = field(default_factory=set[str])
+    directories: dict[str, str] = field(default_factory=dict[str, str])
+    wanted: LookNeeded | None = None
+    """The question that a build of the first part of the Dockerfile answers."""
+
+
+def _noting(plan: Plan, steps: list[Instruction], on_step: Callable[[str], object] | None) -> Callable[[str], None]:
+    """Return what notes in ``steps`` each instruction that buildah's output says to begin, and tells of it."""
+
+    def note(line: str) -> None:
+        if (begun := plan.origin(line)) is not None:
+            steps.append(begun)
+            if on_step is not None:
+                on_step(f"line {begun.line}: {begun.text[:_SHOWN_STEP]}")
+
+    return note
+
+
+def _prepare(
+    environment_dir: Path,
+    text: str,
+    base_images: dict[str, Base],
+    folder: Path,
+    answers: _Answers,
+    *,
+    is_fresh: bool,
+) -> tuple[Plan, tuple[str, ...]]:
+    """Write the Dockerfile for buildah with its contexts into a folder; return it and the command that builds it."""
+    try:
+        context = Context(environment_dir, folder)
+    except ValueError as exc:
+        raise TaskError(f"{exc}. Correct it, or use --env docker") from None
+    except OSError as exc:
+        raise SandboxStartError(f"the build context {environment_dir} can't be read: {exc}") from exc
+    starts = {ref: base.start for ref, base in base_images.items()}
+    references = {ref: base.reference for ref, base in base_images.items()}
+    answers.wanted = None
+    try:
+        plan = planned(
+            read(text), starts, references, context, unknown=answers.unknown, directories=answers.directories
+        )
+    except LookNeeded as exc:
+        answers.wanted = exc
+        plan = exc.plan
+    written = folder / "Dockerfile"
+    written.write_text(plan.text, encoding="utf-8")
+    return plan, build_argv(folder, context, written, is_fresh=is_fresh)
 
 
 def write_record(image: Image, *, made_for: str) -> Image:
@@ -361,20 +431,3 @@ def _context_hash(environment_dir: Path) -> str:
         else:
             total.update(json.dumps(head).encode())
     return total.hexdigest()
-
-
-async def _require_heredoc_support(environment_dir: Path) -> None:
-    """Check by a build that buildah reads here-documents, as the version does not tell: Ubuntu's 1.33 lacks them."""
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
-        recipe = Path(folder) / "Dockerfile"
-        recipe.write_text("FROM scratch\nCOPY <<END /file\na line\nEND\n", encoding="utf-8")
-        code, _ = await run_tool(
-            *contained(), *dockerfile.owned_build(folder), "--quiet", "--layers", *ULIMITS, "-f", str(recipe), folder
-        )
-    if code == 0:
-        return
-    _, version = await run_tool("buildah", "--version")
-    raise SandboxStartError(
-        f"{environment_dir / 'Dockerfile'} uses a here-document, which this {version.split(' (')[0].strip()} does not "
-        "read: install one that does (Debian 13 has 1.39; the 1.33 of Ubuntu 24.04 does not), or use --env docker"
-    )
