@@ -143,6 +143,14 @@ def test_both_kinds_of_apt_sources_are_read(tmp_path: Path) -> None:
 
 
 DEBIAN_MIRROR = Mirror("http://one/debian/", ("bookworm",), ("main",), "/one.gpg")
+
+
+@pytest.mark.parametrize("reference", ["ubuntu:24.04", "ubuntu:22.04", "python:3.12", "python:3.10-slim"])
+def test_a_base_of_ubuntu_has_its_package_manager(reference: str) -> None:
+    """mmdebstrap installs packages of the priority *required*, of which apt is one in Debian alone."""
+    assert {"apt", "ubuntu-keyring"} <= set(offline_base(reference).packages)
+
+
 UBUNTU_MIRROR = Mirror("http://two/ubuntu", ("noble", "noble-updates"), ("main", "universe"), None)
 SECURITY = Mirror("http://one/debian-security", ("bookworm-security",), ("main",), None)
 OTHERS = Mirror("http://others/tools", ("bookworm",), ("main",), None)
