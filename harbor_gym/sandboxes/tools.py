@@ -127,7 +127,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                 return
 
 
-def build_failure(path: Path, output: str, *, step: str = "", line: int = 0) -> str:
+def build_failure(path: Path, output: str, *, step: str = "", line: int = 0, why: str = "") -> str:
     """Return the error text for a Dockerfile that does not build: the reason first, then the output before it.
 
     Args:
@@ -135,16 +135,18 @@ def build_failure(path: Path, output: str, *, step: str = "", line: int = 0) -> 
         output: The output of buildah or Docker.
         step: The instruction that failed; empty is the one that the output names.
         line: Its line in the Dockerfile; 0 is not known.
+        why: The reason; empty is the one that the output names.
     """
     found = list(_BUILD_ERROR.finditer(output))
     where = f"{path}:{line}" if line else str(path)
-    if not found:
-        return f"{where} does not build: {tail(output)}"
-    step, why, whole = step or found[-1]["step"] or "", found[-1]["why"], found[-1]["whole"]
+    last = found[-1] if found else None
+    step = step or (last["step"] if last else None) or ""
     if len(step) > _SHOWN_STEP:
         step = f"{step[:_SHOWN_STEP]}…"
-    reason = f"{step}: {why}" if whole is None else whole
-    *_, printed = _STEP.split(output[: found[-1].start()])
+    if last is None or why:
+        return f"{where} does not build: {': '.join(filter(None, [step, why or tail(output)]))}"
+    reason = f"{step}: {last['why']}" if last["whole"] is None else last["whole"]
+    *_, printed = _STEP.split(output[: last.start()])
     before = "\n".join(printed.strip().splitlines()[-_BUILD_TAIL_LINES:])
     return f"{where} does not build: {reason.strip()}" + (f"; its last lines:\n{before}" if before else "")
 

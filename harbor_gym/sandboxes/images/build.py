@@ -11,7 +11,7 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from harbor_gym._runtime.cache import (
     LAYERS_LOCK,
     Hold,
     cache_dir,
+    cache_path,
     count_entries,
     hold,
     is_whole,
@@ -28,6 +29,7 @@ from harbor_gym._runtime.cache import (
     remove_broken_layers,
 )
 from harbor_gym._runtime.console.progress import SLOW_SEC, Work, ticking
+from harbor_gym._runtime.disks import fullest, reports_full_disk
 from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
@@ -159,11 +161,12 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
     try:
         async with scope:
             return await _build_image(source, force_build=force_build)
-    except TimeoutError:
+    except TimeoutError as exc:
         if not scope.expired():
             raise
+        notes = getattr(exc.__cause__, "__notes__", [])
         raise SandboxStartError(
-            f"building the image of {source} took longer than {build_timeout_sec:g} s (build_timeout_sec)"
+            ": ".join([f"building the image of {source} took longer than {build_timeout_sec:g} s", *notes])
         ) from None
 
 
@@ -178,7 +181,7 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     digest = hashlib.sha256(json.dumps([_FORMAT, content, identity], sort_keys=True).encode()).hexdigest()
     # Another process may be building it.
     with ticking(f"building the image of {source}", delay_sec=SLOW_SEC) as work:
-        async with locked(f"image-{digest[:32]}"):
+        async with _naming_step(source, work), locked(f"image-{digest[:32]}"):
             image = None if force_build else await asyncio.to_thread(load_image, digest)
             if image is None:
                 work.begin()
@@ -188,6 +191,16 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
                 image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
     _built[content] = image
     return image
+
+
+@contextlib.asynccontextmanager
+async def _naming_step(source: ImageSource, work: Work) -> AsyncGenerator[None]:
+    """Say in a note of a cancellation, which a limit becomes an error of, what the build was doing."""
+    try:
+        yield
+    except asyncio.CancelledError as exc:
+        exc.add_note(f"the image of {source} was being built, at {work.detail or 'its start'} (build_timeout_sec)")
+        raise
 
 
 async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
@@ -287,7 +300,8 @@ async def _run_build(
             if not missing or missing in answers.unknown:
                 require_ids(output, str(path), text=text)
                 failed = steps[-1] if steps else Instruction("", 0)
-                raise SandboxStartError(build_failure(path, output, step=failed.text, line=failed.line))
+                why = await _full_disk() if reports_full_disk(output) else ""
+                raise SandboxStartError(build_failure(path, output, step=failed.text, line=failed.line, why=why))
             answers.unknown.add(missing)
     raise AssertionError("each round ends the build or has one more answer")
 
@@ -300,6 +314,16 @@ class _Answers:
     directories: dict[str, str] = field(default_factory=dict[str, str])
     wanted: LookNeeded | None = None
     """The question that a build of the first part of the Dockerfile answers."""
+
+
+async def _full_disk() -> str:
+    """Return for people which of the disks of a build is full, and what frees it."""
+    code, store = await run_tool(*contained(), "buildah", "info", "--format", "{{.store.GraphRoot}}")
+    places = [*([Path(store.strip())] if code == 0 else []), Path(tempfile.gettempdir()), cache_path()]
+    return (
+        f"the disk of {fullest(places)} is full: free some space there. `harbor-gym cache prune` removes images that "
+        "no sandbox uses, `buildah prune --all` all of buildah's, base images too"
+    )
 
 
 def _noting(plan: Plan, steps: list[Instruction], on_step: Callable[[str], object] | None) -> Callable[[str], None]:

@@ -18,6 +18,9 @@ repository, which must therefore not be an official image's."""
 _DEFAULT_DOMAIN = "docker.io"
 """Domain of a reference without one. Source: the reference grammar of the distribution project."""
 
+_LIBRARY = r"(?:docker\.io|index\.docker\.io|public\.ecr\.aws/docker|mirror\.gcr\.io)/library/"
+"""Where official images are: at Docker Hub, and at its public mirrors."""
+
 _PACKAGES = ("ca-certificates", "less", "procps", "python3", "tmux", "vim-tiny")
 _UBUNTU_PACKAGES = ("apt", "e2fsprogs", "mount", "sensible-utils", "ubuntu-keyring")
 """Packages of Ubuntu's images that are not of the priority *required* there, or are it in one release alone."""
@@ -156,8 +159,8 @@ def base_name(reference: str) -> str | None:
 
 def _parts(reference: str) -> tuple[str, str, str] | None:
     """Return the family, the tag and the digest of an official image."""
-    library = rf"{re.escape(_DEFAULT_DOMAIN)}/library/"
-    found = re.fullmatch(rf"{library}(debian|ubuntu|python)(?::([\w.-]+))?(?:@([\w:+.-]+))?", full_reference(reference))
+    name = r"(debian|ubuntu|python)(?::([\w.-]+))?(?:@([\w:+.-]+))?"
+    found = re.fullmatch(rf"{_LIBRARY}{name}", full_reference(reference))
     return None if found is None else (found[1], found[2] or "", found[3] or "")
 
 
