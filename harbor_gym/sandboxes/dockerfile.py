@@ -68,6 +68,11 @@ class Instruction:
         """The words of the rest if it is written as JSON."""
         return words_of_json(self.rest)
 
+    @property
+    def shown(self) -> str:
+        """Its text for messages: bytes of another encoding than UTF-8 are replaced."""
+        return self.text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
     def _split(self) -> tuple[list[str], str]:
         found = _NAME_AND_REST.fullmatch(self.text)
         assert found is not None

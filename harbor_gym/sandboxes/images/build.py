@@ -278,8 +278,6 @@ async def _run_build(
             await asyncio.to_thread(require_faithful, path, name)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
         folder = Path(name)
-        # An old buildah's cache ignores changes of files in bind mounts.
-        is_fresh = is_fresh or (is_old() and "--mount=" in text)
         answers = _Answers()
         for attempt in map(folder.joinpath, map(str, itertools.count())):
             attempt.mkdir()
@@ -301,7 +299,7 @@ async def _run_build(
                 require_ids(output, str(path), text=text)
                 failed = steps[-1] if steps else Instruction("", 0)
                 why = await _full_disk() if reports_full_disk(output) else ""
-                raise SandboxStartError(build_failure(path, output, step=failed.text, line=failed.line, why=why))
+                raise SandboxStartError(build_failure(path, output, step=failed.shown, line=failed.line, why=why))
             answers.unknown.add(missing)
     raise AssertionError("each round ends the build or has one more answer")
 
@@ -333,7 +331,7 @@ def _noting(plan: Plan, steps: list[Instruction], on_step: Callable[[str], objec
         if (begun := plan.origin(line)) is not None:
             steps.append(begun)
             if on_step is not None:
-                on_step(f"line {begun.line}: {begun.text[:_SHOWN_STEP]}")
+                on_step(f"line {begun.line}: {begun.shown[:_SHOWN_STEP]}")
 
     return note
 
@@ -365,7 +363,9 @@ def _prepare(
         answers.wanted = exc
         plan = exc.plan
     written = folder / "Dockerfile"
-    written.write_text(plan.text, encoding="utf-8")
+    written.write_text(plan.text, encoding="utf-8", errors="surrogateescape")
+    # An old buildah's cache ignores changes of files in bind mounts.
+    is_fresh = is_fresh or (is_old() and "--mount=" in plan.text)
     return plan, build_argv(folder, context, written, is_fresh=is_fresh)
 
 
@@ -413,7 +413,7 @@ def load_image(digest: str) -> Image | None:
 
 def _read_dockerfile(environment_dir: Path) -> str:
     try:
-        return (environment_dir / "Dockerfile").read_text(encoding="utf-8")
+        return (environment_dir / "Dockerfile").read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         raise SandboxStartError(
             f"{environment_dir} has no Dockerfile and the task names no docker_image: there is nothing to build"

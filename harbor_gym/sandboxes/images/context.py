@@ -230,9 +230,12 @@ def _copy_below(
     directories: list[PurePosixPath] = []
     for folder, folders, names in os.walk(source, onerror=_refuse):
         relative = os.path.relpath(folder, source)
+        passed: set[str] = set()
         for name in (*folders, *names):
             path = PurePosixPath(relative, name)
             if left_out.match(str(path)):
+                if left_out.are_plain and name in folders:
+                    passed.add(name)
                 continue
             for part in (*reversed(path.parents[:-1]), path):
                 if (source / part).is_dir() and not (source / part).is_symlink():
@@ -240,6 +243,7 @@ def _copy_below(
                     directories.append(part)
                 elif part == path:
                     _put(source / part, target / part, change)
+        folders[:] = [name for name in folders if name not in passed]
     for part in reversed(directories):  # not before: an ordinary user can't write to one without its w
         mode = stat.S_IMODE((source / part).stat().st_mode)
         (target / part).chmod(mode if change is None else change(mode, True))

@@ -18,6 +18,11 @@ class Patterns:
     rules: tuple[tuple[re.Pattern[str], bool], ...]
     """Expression of a path, and whether it takes the path back."""
 
+    @property
+    def are_plain(self) -> bool:
+        """Whether no pattern takes a path back: nothing below a directory that is meant is left then."""
+        return not any(takes_back for _, takes_back in self.rules)
+
     def match(self, path: str) -> bool:
         """Return whether a path is meant: itself, or with one of its parents."""
         parts = path.split("/")

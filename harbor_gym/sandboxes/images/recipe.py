@@ -203,6 +203,6 @@ def unreadable(instruction: Instruction, why: str, word: str = "") -> TaskError:
     """Return the error for an instruction that can't be read, or for one word of it."""
     column = max(instruction.text.find(word), 0) + 1
     return TaskError(
-        f"Dockerfile, line {instruction.line}, column {column}: {instruction.text[:80]}: {why}. "
+        f"Dockerfile, line {instruction.line}, column {column}: {instruction.shown[:80]}: {why}. "
         "Correct it, or use --env docker"
     )

@@ -163,6 +163,14 @@ async def test_a_missing_or_malformed_dockerfile_is_an_error(context: Path) -> N
 
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_bytes_of_another_encoding_are_kept(context: Path) -> None:
+    text = f"# caf\xe9\nFROM {BASE}\nCOPY <<x /doc\ncaf\xe9\nx\n"
+    (context / "Dockerfile").write_bytes(text.encode("latin-1"))
+    assert find(await build_image(context), "doc").read_bytes() == b"caf\xe9\n"
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 async def test_heredocs_build(context: Path) -> None:
     (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN <<EOF\necho here > /doc\nEOF\n")
     assert find((await build_image(context)), "doc").read_text() == "here\n"

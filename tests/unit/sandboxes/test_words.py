@@ -93,6 +93,17 @@ def test_what_is_no_mode_is_refused(mode: str) -> None:
         changed_mode(mode)
 
 
+def test_what_is_below_an_ignored_directory_is_not_read(tmp_path: Path) -> None:
+    for number, exceptions in enumerate(["", "!large/b/kept\n"]):
+        directory, folder = tmp_path / f"environment-{number}", tmp_path / f"folder-{number}"
+        (directory / "large" / "b").mkdir(parents=True)
+        (directory / "large" / "b" / "kept").write_text("x")
+        folder.mkdir()
+        (directory / ".dockerignore").write_text(f"large\n{exceptions}.dockerignore\n")
+        context = Context(directory, folder)
+        assert [path.name for path in context.directory.rglob("*")] == (["large", "b", "kept"] if exceptions else [])
+
+
 def test_a_context_is_without_the_ignored_files_and_never_leaves_itself(tmp_path: Path) -> None:
     directory, folder = tmp_path / "environment", tmp_path / "folder"
     (directory / "a" / "b").mkdir(parents=True)
