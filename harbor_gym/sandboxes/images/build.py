@@ -258,7 +258,8 @@ async def _make_image(
     diff_ids: list[str] = shown["OCIv1"]["rootfs"]["diff_ids"] or []  # null where the image has no layer
     async with layers.exported(image_id, diff_ids) as (names, high_ids):
         image = Image(layers=tuple(names), digest=digest, high_ids=tuple(high_ids), **settings)
-        image = await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
+        built = image_id if source.docker_image is None else ""
+        image = await shielded(asyncio.to_thread(write_record, image, made_for=str(source), built=built))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
     return image
 
@@ -369,8 +370,13 @@ def _prepare(
     return plan, build_argv(folder, context, written, is_fresh=is_fresh)
 
 
-def write_record(image: Image, *, made_for: str) -> Image:
+def write_record(image: Image, *, made_for: str, built: str = "") -> Image:
     """Write an image's record into the cache, where it can be found from now on. It keeps the image's layers.
+
+    Args:
+        image: The image.
+        made_for: Its source, for people.
+        built: buildah's id of it, if its Dockerfile was built.
 
     Returns:
         The image with its entries.
@@ -387,6 +393,7 @@ def write_record(image: Image, *, made_for: str) -> Image:
         "entries": image.entries,
         "config": config_of(image),
         "made_for": made_for,
+        "built": built,
     }
     replace_text(record, json.dumps(document, indent=2))
     return image
