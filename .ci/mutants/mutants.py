@@ -90,8 +90,8 @@ MODULES = {
         ),
     ),
     "dockerfile": Module(
-        ("sandboxes/dockerfile.py",),
-        ("test_dockerfile_references.py", "test_images.py"),
+        ("sandboxes/dockerfile.py", "sandboxes/images/recipe.py", "sandboxes/images/words.py"),
+        ("test_dockerfile.py", "test_dockerfile_references.py", "test_words.py"),
     ),
 }
 """Name for MODULES= → module."""

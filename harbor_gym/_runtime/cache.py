@@ -180,6 +180,9 @@ class CacheEntry:
     can_be_pruned: bool
     """Whether :func:`prune` removes it when it is unused. A layer is removed with its last image."""
 
+    built: str = ""
+    """buildah's id of the image that its Dockerfile made; empty for other entries."""
+
 
 def entries() -> list[CacheEntry]:
     """Return all entries, the least recently used first. Reads every file's size: seconds for gigabytes."""
@@ -274,8 +277,9 @@ def _image(path: Path, layer_bytes: int) -> CacheEntry:
         changed = (path / _USED).stat().st_mtime
     record = object_or_empty(path / "image.json")
     what = str(record.get("made_for", "unfinished" if not record else ""))
+    built = str(record.get("built", ""))
     with _unused(path) as is_free:
-        return CacheEntry("image", path, what, size, changed, in_use=not is_free, can_be_pruned=True)
+        return CacheEntry("image", path, what, size, changed, in_use=not is_free, can_be_pruned=True, built=built)
 
 
 def _base(path: Path) -> CacheEntry:

@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_path
@@ -47,10 +47,20 @@ def describe_disk_failure(error: BaseException, written: Path | None = None) -> 
 
 def full_cache(output: str) -> str | None:
     """Return why a tool could not write to the cache, if its output reports a full disk; None otherwise."""
-    if not any(os.strerror(number) in output for number in _FULL):
+    if not reports_full_disk(output):
         return None
     place = cache_path()
     return f"{place}: {os.strerror(errno.ENOSPC)}: {_REMEDIES[errno.ENOSPC]}, or {_other_folder(str(place))}"
+
+
+def reports_full_disk(output: str) -> bool:
+    """Return whether a tool's output reports a full disk, in whatever letters."""
+    return any(os.strerror(number).lower() in output.lower() for number in _FULL)
+
+
+def fullest(places: Iterable[Path]) -> Path:
+    """Return the path, of those that exist, whose disk has the least free space."""
+    return min((place for place in places if place.exists()), key=lambda place: shutil.disk_usage(place).free)
 
 
 def require_temporary() -> None:

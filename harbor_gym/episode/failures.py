@@ -69,7 +69,8 @@ def start_failure(result: TrialResult, cause: BaseException | None = None) -> Ha
         return own
     if result.agent_setup is not None:
         return AgentFailedError(f"the agent of task {result.task_name!r} could not be set up: {_describe(info)}")
-    message = f"the sandbox of task {result.task_name!r} did not start: {_describe(info)}"
+    notes = getattr(cause, "__notes__", [])
+    message = f"the sandbox of task {result.task_name!r} did not start: {': '.join([_describe(info), *notes])}"
     if cause is not None and is_throttled(cause):
         return SandboxThrottledError(message, retry_after_sec(cause))
     kind = SandboxTimeoutError if info.exception_type == _START_TIMEOUT else SandboxStartError

@@ -127,23 +127,28 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                 return
 
 
-def build_failure(path: Path, output: str) -> str:
+def build_failure(path: Path, output: str, *, step: str = "", line: int = 0, why: str = "") -> str:
     """Return the error text for a Dockerfile that does not build: the reason first, then the output before it.
 
     Args:
         path: The Dockerfile.
         output: The output of buildah or Docker.
+        step: The instruction that failed; empty is the one that the output names.
+        line: Its line in the Dockerfile; 0 is not known.
+        why: The reason; empty is the one that the output names.
     """
     found = list(_BUILD_ERROR.finditer(output))
-    if not found:
-        return f"{path} does not build: {tail(output)}"
-    step, why, whole = found[-1]["step"], found[-1]["why"], found[-1]["whole"]
-    if step is not None and len(step) > _SHOWN_STEP:
+    where = f"{path}:{line}" if line else str(path)
+    last = found[-1] if found else None
+    step = step or (last["step"] if last else None) or ""
+    if len(step) > _SHOWN_STEP:
         step = f"{step[:_SHOWN_STEP]}…"
-    reason = whole if step is None else f"{step}: {why}"
-    *_, printed = _STEP.split(output[: found[-1].start()])
+    if last is None or why:
+        return f"{where} does not build: {': '.join(filter(None, [step, why or tail(output)]))}"
+    reason = f"{step}: {last['why']}" if last["whole"] is None else last["whole"]
+    *_, printed = _STEP.split(output[: last.start()])
     before = "\n".join(printed.strip().splitlines()[-_BUILD_TAIL_LINES:])
-    return f"{path} does not build: {reason.strip()}" + (f"; its last lines:\n{before}" if before else "")
+    return f"{where} does not build: {reason.strip()}" + (f"; its last lines:\n{before}" if before else "")
 
 
 def tail(output: str) -> str:

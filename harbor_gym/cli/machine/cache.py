@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -48,8 +49,9 @@ def cache_prune(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every image and base that nothing uses.")] = False,
 ) -> None:
-    """Remove images and bases that no running sandbox stands on. They are built again when they are needed."""
+    """Remove images and bases that no running sandbox stands on, from buildah's store too; built again when needed."""
     from harbor_gym._runtime.cache import prune
+    from harbor_gym.sandboxes.images.store import remove_images
 
     with one_line_errors():
         if not (everything or older_than or max_size):
@@ -61,6 +63,7 @@ def cache_prune(
             max_bytes=_quantity(max_size, {"M": 1 << 20, "G": 1 << 30}, "--max-size") if max_size else None,
             everything=everything,
         )
+        asyncio.run(remove_images([item.built for item in gone if item.built]))
     _show(gone, "removed")
 
 

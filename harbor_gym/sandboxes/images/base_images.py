@@ -13,7 +13,7 @@ from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import official_images
 from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.images.docker_images import copy_from_docker, find_in_docker
-from harbor_gym.sandboxes.images.recipe import ROOT_AT_THE_TOP, StageStart
+from harbor_gym.sandboxes.images.plan import ROOT_AT_THE_TOP, StageStart
 from harbor_gym.sandboxes.images.store import show_image
 from harbor_gym.sandboxes.tools import TIMED_OUT, contained, run_tool
 
@@ -23,7 +23,8 @@ _PULL_TIMEOUT_SEC = 300.0
 _SHOWN = (
     r"{{.FromImageID}}|{{len .OCIv1.Config.Volumes}}|{{.OCIv1.Config.User}}|{{.OCIv1.Config.WorkingDir}}|"
     r'[[{{range $n, $word := .Docker.Config.Shell}}{{if $n}},{{end}}{{printf "%q" $word}}{{end}}],'
-    r'[{{range $n, $line := .Docker.Config.OnBuild}}{{if $n}},{{end}}{{printf "%q" $line}}{{end}}]]'
+    r'[{{range $n, $line := .Docker.Config.OnBuild}}{{if $n}},{{end}}{{printf "%q" $line}}{{end}}],'
+    r'[{{range $n, $entry := .Docker.Config.Env}}{{if $n}},{{end}}{{printf "%q" $entry}}{{end}}]]'
 )
 _NO_ANSWER = re.compile(r'(?:Get|Head|Post) "https?://[^"]*": (.*)')
 """A pull's error for an unreachable server, as opposed to an answer of a registry. Source: Error of Go's net/url."""
@@ -44,7 +45,7 @@ class Base:
     """Its id, which is part of the cache key."""
 
     start: StageStart = ROOT_AT_THE_TOP
-    """Its USER, WORKDIR, SHELL and ONBUILD."""
+    """Its USER, WORKDIR, SHELL, ONBUILD and ENV."""
 
     has_volumes: bool = False
     """Whether it has a VOLUME, or its ONBUILD makes one."""
@@ -129,9 +130,9 @@ async def _inspected(reference: str) -> Base | None:
     if shown is None:
         return None
     image_id, volumes, user, workdir, lists = shown.split("|", 4)
-    shell, triggers = map(tuple, json.loads(lists))
+    shell, triggers, env = map(tuple, json.loads(lists))
     has_volumes = volumes != "0" or any(line.upper().startswith("VOLUME") for line in triggers)
-    return Base(reference, image_id, StageStart(user, workdir or "/", shell, triggers), has_volumes)
+    return Base(reference, image_id, StageStart(user, workdir or "/", shell, triggers, env), has_volumes)
 
 
 async def docker_base(reference: str) -> Base | None:

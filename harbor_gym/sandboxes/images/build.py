@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
-import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from harbor_gym._runtime.cache import (
     LAYERS_LOCK,
     Hold,
     cache_dir,
+    cache_path,
     count_entries,
     hold,
     is_whole,
@@ -28,34 +29,37 @@ from harbor_gym._runtime.cache import (
     remove_broken_layers,
 )
 from harbor_gym._runtime.console.progress import SLOW_SEC, Work, ticking
+from harbor_gym._runtime.disks import fullest, reports_full_disk
 from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.unchanged import UntilChanged
-from harbor_gym.errors import MissingDependencyError, SandboxStartError
+from harbor_gym.errors import MissingDependencyError, SandboxStartError, TaskError
 from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.dockerfile import Instruction
 from harbor_gym.sandboxes.image_settings import ImageSettings, config_of, settings_of
 from harbor_gym.sandboxes.images import layers, sources
 from harbor_gym.sandboxes.images.base_images import Base, resolve_base
 from harbor_gym.sandboxes.images.builder import (
-    ULIMITS,
     build_argv,
     is_old,
     require_faithful,
-    require_flags,
     require_ids,
     run_buildah,
     run_environment,
 )
-from harbor_gym.sandboxes.images.recipe import adapted, volumes_of
+from harbor_gym.sandboxes.images.context import Context
+from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, planned, unknown_name
+from harbor_gym.sandboxes.images.recipe import read
 from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 6
+_FORMAT = 7
 """Version of the cache's layout and of exported layers. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
-_ONBUILD_VOLUME = re.compile(r"^\s*ONBUILD\s+VOLUME\s", re.IGNORECASE | re.MULTILINE)
+_SHOWN_STEP = 60
+"""Characters of an instruction that is in progress."""
 
 _built: dict[str, Image] = {}
 
@@ -157,11 +161,12 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
     try:
         async with scope:
             return await _build_image(source, force_build=force_build)
-    except TimeoutError:
+    except TimeoutError as exc:
         if not scope.expired():
             raise
+        notes = getattr(exc.__cause__, "__notes__", [])
         raise SandboxStartError(
-            f"building the image of {source} took longer than {build_timeout_sec:g} s (build_timeout_sec)"
+            ": ".join([f"building the image of {source} took longer than {build_timeout_sec:g} s", *notes])
         ) from None
 
 
@@ -176,7 +181,7 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     digest = hashlib.sha256(json.dumps([_FORMAT, content, identity], sort_keys=True).encode()).hexdigest()
     # Another process may be building it.
     with ticking(f"building the image of {source}", delay_sec=SLOW_SEC) as work:
-        async with locked(f"image-{digest[:32]}"):
+        async with _naming_step(source, work), locked(f"image-{digest[:32]}"):
             image = None if force_build else await asyncio.to_thread(load_image, digest)
             if image is None:
                 work.begin()
@@ -188,6 +193,16 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     return image
 
 
+@contextlib.asynccontextmanager
+async def _naming_step(source: ImageSource, work: Work) -> AsyncGenerator[None]:
+    """Say in a note of a cancellation, which a limit becomes an error of, what the build was doing."""
+    try:
+        yield
+    except asyncio.CancelledError as exc:
+        exc.add_note(f"the image of {source} was being built, at {work.detail or 'its start'} (build_timeout_sec)")
+        raise
+
+
 async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
     """Return the Dockerfile to build, or one of a prebuilt image, and its base images; empty for other sources."""
     if source.rootfs is not None or sources.is_archive(source.docker_image or ""):
@@ -196,10 +211,8 @@ async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
         text = f"FROM {source.docker_image}\n"
     else:
         text = await asyncio.to_thread(_read_dockerfile, source.environment_dir)
-        if dockerfile.has_heredoc(text):
-            await _require_heredoc_support(source.environment_dir)
     with _naming_dockerfile(source):
-        return text, {ref: await resolve_base(ref) for ref in dockerfile.base_references(text)}
+        return text, {ref: await resolve_base(ref) for ref in read(text).images}
 
 
 @contextlib.contextmanager
@@ -224,8 +237,11 @@ async def _make_image(
         async with layers.imported(source.rootfs) as (names, high_ids):
             image = Image(layers=tuple(names), digest=digest, high_ids=tuple(high_ids))
             return await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
+    volumes: tuple[str, ...] = ()
     if source.docker_image is None:
-        image_id = await _run_build(source.environment_dir, text, base_images, is_fresh=is_fresh, on_step=work.tell)
+        image_id, volumes = await _run_build(
+            source.environment_dir, text, base_images, is_fresh=is_fresh, on_step=work.tell
+        )
     elif sources.is_archive(source.docker_image):
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
@@ -235,11 +251,15 @@ async def _make_image(
         raise SandboxStartError(f"buildah built {image_id} but can't show it: {tail(output)}")
     shown = json.loads(output)
     config = shown["Docker"]["config"]
-    settings: dict[str, Any] = {**settings_of(config), "volumes": volumes_of(config)}
+    settings: dict[str, Any] = {
+        **settings_of(config),
+        "volumes": tuple(dict.fromkeys((*(config.get("Volumes") or ()), *volumes))),
+    }
     diff_ids: list[str] = shown["OCIv1"]["rootfs"]["diff_ids"] or []  # null where the image has no layer
     async with layers.exported(image_id, diff_ids) as (names, high_ids):
         image = Image(layers=tuple(names), digest=digest, high_ids=tuple(high_ids), **settings)
-        image = await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
+        built = image_id if source.docker_image is None else ""
+        image = await shielded(asyncio.to_thread(write_record, image, made_for=str(source), built=built))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
     return image
 
@@ -251,32 +271,112 @@ async def _run_build(
     *,
     is_fresh: bool,
     on_step: Callable[[str], object] | None = None,
-) -> str:
+) -> tuple[str, tuple[str, ...]]:
+    """Build a Dockerfile; return the image's id and the VOLUMEs that only the Dockerfile names."""
     path = environment_dir / "Dockerfile"
     for name, base in base_images.items():
         if base.has_volumes:
             await asyncio.to_thread(require_faithful, path, name)
-    if _ONBUILD_VOLUME.search(text):
-        await asyncio.to_thread(require_faithful, path, "a stage's ONBUILD")
-    changed = adapted(text, {ref: base.start for ref, base in base_images.items()})
-    changed = dockerfile.replace_references(changed, {ref: base.reference for ref, base in base_images.items()})
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
         folder = Path(name)
-        recipe = folder / "Dockerfile"
-        recipe.write_text(changed, encoding="utf-8")
-        # An old buildah's cache ignores changes of files in bind mounts.
-        is_fresh = is_fresh or (is_old() and "--mount=" in text)
-        argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
-        code, output = await run_buildah(*argv, environment=run_environment(), on_step=on_step)
-        if code != 0:
-            require_ids(output, str(path), text=text)
-            require_flags(output, str(path))
-            raise SandboxStartError(build_failure(path, output))
-        return (folder / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:")
+        answers = _Answers()
+        for attempt in map(folder.joinpath, map(str, itertools.count())):
+            attempt.mkdir()
+            plan, argv = await asyncio.to_thread(
+                _prepare, environment_dir, text, base_images, attempt, answers, is_fresh=is_fresh
+            )
+            steps: list[Instruction] = []
+            on_line = _noting(plan, steps, on_step)
+            code, output = await run_buildah(*argv, environment=run_environment(), on_line=on_line)
+            image_id = (attempt / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:") if code == 0 else ""
+            if code == 0:
+                if answers.wanted is None:
+                    return image_id, plan.volumes
+                answers.directories[answers.wanted.key] = await layers.directory_of(image_id, answers.wanted.path)
+                is_fresh = False  # the part that is built is new
+                continue
+            missing = unknown_name(output)
+            if not missing or missing in answers.unknown:
+                require_ids(output, str(path), text=text)
+                failed = steps[-1] if steps else Instruction("", 0)
+                why = await _full_disk() if reports_full_disk(output) else ""
+                raise SandboxStartError(build_failure(path, output, step=failed.shown, line=failed.line, why=why))
+            answers.unknown.add(missing)
+    raise AssertionError("each round ends the build or has one more answer")
 
 
-def write_record(image: Image, *, made_for: str) -> Image:
+@dataclass(slots=True)
+class _Answers:
+    """What is known of the images that a Dockerfile makes."""
+
+    unknown: set[str] = field(default_factory=set[str])
+    directories: dict[str, str] = field(default_factory=dict[str, str])
+    wanted: LookNeeded | None = None
+    """The question that a build of the first part of the Dockerfile answers."""
+
+
+async def _full_disk() -> str:
+    """Return for people which of the disks of a build is full, and what frees it."""
+    code, store = await run_tool(*contained(), "buildah", "info", "--format", "{{.store.GraphRoot}}")
+    places = [*([Path(store.strip())] if code == 0 else []), Path(tempfile.gettempdir()), cache_path()]
+    return (
+        f"the disk of {fullest(places)} is full: free some space there. `harbor-gym cache prune` removes images that "
+        "no sandbox uses, `buildah prune --all` all of buildah's, base images too"
+    )
+
+
+def _noting(plan: Plan, steps: list[Instruction], on_step: Callable[[str], object] | None) -> Callable[[str], None]:
+    """Return what notes in ``steps`` each instruction that buildah's output says to begin, and tells of it."""
+
+    def note(line: str) -> None:
+        if (begun := plan.origin(line)) is not None:
+            steps.append(begun)
+            if on_step is not None:
+                on_step(f"line {begun.line}: {begun.shown[:_SHOWN_STEP]}")
+
+    return note
+
+
+def _prepare(
+    environment_dir: Path,
+    text: str,
+    base_images: dict[str, Base],
+    folder: Path,
+    answers: _Answers,
+    *,
+    is_fresh: bool,
+) -> tuple[Plan, tuple[str, ...]]:
+    """Write the Dockerfile for buildah with its contexts into a folder; return it and the command that builds it."""
+    try:
+        context = Context(environment_dir, folder)
+    except ValueError as exc:
+        raise TaskError(f"{exc}. Correct it, or use --env docker") from None
+    except OSError as exc:
+        raise SandboxStartError(f"the build context {environment_dir} can't be read: {exc}") from exc
+    starts = {ref: base.start for ref, base in base_images.items()}
+    references = {ref: base.reference for ref, base in base_images.items()}
+    answers.wanted = None
+    try:
+        plan = planned(
+            read(text), starts, references, context, unknown=answers.unknown, directories=answers.directories
+        )
+    except LookNeeded as exc:
+        answers.wanted = exc
+        plan = exc.plan
+    written = folder / "Dockerfile"
+    written.write_text(plan.text, encoding="utf-8", errors="surrogateescape")
+    # An old buildah's cache ignores changes of files in bind mounts.
+    is_fresh = is_fresh or (is_old() and "--mount=" in plan.text)
+    return plan, build_argv(folder, context, written, is_fresh=is_fresh)
+
+
+def write_record(image: Image, *, made_for: str, built: str = "") -> Image:
     """Write an image's record into the cache, where it can be found from now on. It keeps the image's layers.
+
+    Args:
+        image: The image.
+        made_for: Its source, for people.
+        built: buildah's id of it, if its Dockerfile was built.
 
     Returns:
         The image with its entries.
@@ -293,6 +393,7 @@ def write_record(image: Image, *, made_for: str) -> Image:
         "entries": image.entries,
         "config": config_of(image),
         "made_for": made_for,
+        "built": built,
     }
     replace_text(record, json.dumps(document, indent=2))
     return image
@@ -319,7 +420,7 @@ def load_image(digest: str) -> Image | None:
 
 def _read_dockerfile(environment_dir: Path) -> str:
     try:
-        return (environment_dir / "Dockerfile").read_text(encoding="utf-8")
+        return (environment_dir / "Dockerfile").read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         raise SandboxStartError(
             f"{environment_dir} has no Dockerfile and the task names no docker_image: there is nothing to build"
@@ -361,20 +462,3 @@ def _context_hash(environment_dir: Path) -> str:
         else:
             total.update(json.dumps(head).encode())
     return total.hexdigest()
-
-
-async def _require_heredoc_support(environment_dir: Path) -> None:
-    """Check by a build that buildah reads here-documents, as the version does not tell: Ubuntu's 1.33 lacks them."""
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
-        recipe = Path(folder) / "Dockerfile"
-        recipe.write_text("FROM scratch\nCOPY <<END /file\na line\nEND\n", encoding="utf-8")
-        code, _ = await run_tool(
-            *contained(), *dockerfile.owned_build(folder), "--quiet", "--layers", *ULIMITS, "-f", str(recipe), folder
-        )
-    if code == 0:
-        return
-    _, version = await run_tool("buildah", "--version")
-    raise SandboxStartError(
-        f"{environment_dir / 'Dockerfile'} uses a here-document, which this {version.split(' (')[0].strip()} does not "
-        "read: install one that does (Debian 13 has 1.39; the 1.33 of Ubuntu 24.04 does not), or use --env docker"
-    )

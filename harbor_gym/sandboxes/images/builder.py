@@ -1,22 +1,24 @@
-"""Call buildah as Docker's builder works: RUN in namespaces of its own, Docker's image format, Docker's ignore file."""
+"""Call buildah as Docker's builder works: RUN in namespaces of its own, Docker's image format and limits."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import re
+import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.processes import ask
-from harbor_gym.errors import MissingDependencyError, TaskError, TaskUnsupportedError
+from harbor_gym.errors import MissingDependencyError, TaskError
 from harbor_gym.sandboxes import dockerfile
-from harbor_gym.sandboxes.images.recipe import EMPTY
+from harbor_gym.sandboxes.images.context import Context
+from harbor_gym.sandboxes.images.plan import CONTEXT, EMPTY, MADE
 from harbor_gym.sandboxes.tools import contained, find_program, run_tool
 
-ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
-"""Without CAP_SYS_RESOURCE, buildah's own higher limits can't be set and every RUN would fail."""
+_MOST_FILES = 1 << 20
+"""The limit of open files that Docker's packages give a daemon."""
 
 CAPABILITIES = ("--cap-add", "CAP_AUDIT_WRITE", "--cap-add", "CAP_MKNOD", "--cap-add", "CAP_NET_RAW")
 """Capabilities of a RUN under Docker that buildah does not give by default."""
@@ -41,34 +43,21 @@ _NO_SUCH_ID = re.compile(
 """Errors of buildah, tar, chown and useradd for an id that is not in the map of their user namespace (EINVAL)."""
 _NUMBER = re.compile(r"(?<!\w)\d{1,10}(?!\w)")
 
-_UNKNOWN_FLAG = re.compile(
-    r"building at STEP .*: ((?:RUN|COPY|ADD) (?:--[\w-]+ is not supported|only supports? .*))", re.DOTALL
-)
-"""buildah's error for an instruction's option that only BuildKit knows."""
-
-_STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+: .{1,60})")
-"""buildah's line for the start of an instruction, with the stage's number if there are several."""
-
 _INCONSISTENT = "store is inconsistent"
 """buildah's error if two of them find a container at once that a killed one left incomplete."""
 _ATTEMPTS = 3
 
 
 async def run_buildah(
-    *argv: str, environment: Mapping[str, str], on_step: Callable[[str], object] | None = None
+    *argv: str, environment: Mapping[str, str], on_line: Callable[[str], object] | None = None
 ) -> tuple[int, str]:
     """Do as :func:`run_tool`, and repeat it if another buildah was cleaning up the store meanwhile.
 
     Args:
         argv: The program and its arguments.
         environment: Variables on top of this process's.
-        on_step: Called with each instruction of the Dockerfile as it begins, after its number.
+        on_line: Called with each line of the output as it comes.
     """
-
-    def on_line(line: str) -> None:
-        if on_step is not None and (step := _STEP.match(line)) is not None:
-            on_step(step[1])
-
     for attempt in range(1, _ATTEMPTS):
         code, output = await run_tool(*argv, environment=environment, on_line=on_line)
         if code == 0 or _INCONSISTENT not in output:
@@ -77,25 +66,36 @@ async def run_buildah(
     return await run_tool(*argv, environment=environment, on_line=on_line)
 
 
-def build_argv(folder: Path, context: Path, recipe: Path, *, is_fresh: bool) -> tuple[str, ...]:
+def ulimits() -> tuple[str, ...]:
+    """Return the options that give each RUN this process's own limits, as Docker gives it those of its daemon.
+
+    buildah's own are higher, and without CAP_SYS_RESOURCE no higher ones can be set: every RUN would fail.
+    """
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
+    files = _MOST_FILES if files == resource.RLIM_INFINITY else min(files, _MOST_FILES)
+    return "--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={processes}:{processes}"
+
+
+def build_argv(folder: Path, context: Context, recipe: Path, *, is_fresh: bool) -> tuple[str, ...]:
     """Return the command that builds ``recipe`` with ``context`` and writes the image's id to ``folder/id``.
 
     Args:
         folder: The build's temporary folder, with its owner in its name.
-        context: The directory that COPY copies from.
-        recipe: The Dockerfile.
+        context: What COPY copies from.
+        recipe: The Dockerfile, which :func:`~harbor_gym.sandboxes.images.plan.planned` wrote.
         is_fresh: Run every instruction without the cache.
     """
-    empty = folder / EMPTY
-    empty.mkdir(exist_ok=True)
+    contexts = {EMPTY: folder / EMPTY, MADE: context.made, CONTEXT: context.root}
+    contexts[EMPTY].mkdir(exist_ok=True)
+    nothing_ignored = folder / "ignored"
+    nothing_ignored.touch()
     options = ["--format", "docker", "--layers", "--force-rm", "--pull-never", "--network", "host"]
-    options += [*ULIMITS, *CAPABILITIES]
-    options += ["--build-context", f"{EMPTY}={empty}", "--iidfile", str(folder / "id"), "-f", str(recipe)]
-    # buildah looks for it beside the Dockerfile, which is a copy.
-    own = context / "Dockerfile.dockerignore"
-    options += ["--ignorefile", str(own)] if own.is_file() else []
+    options += [*ulimits(), *CAPABILITIES]
+    options += [word for name, place in contexts.items() for word in ("--build-context", f"{name}={place}")]
+    options += ["--ignorefile", str(nothing_ignored), "--iidfile", str(folder / "id"), "-f", str(recipe)]
     options += ["--no-cache"] if is_fresh else []
-    return *contained(), *_network(folder), *dockerfile.owned_build(str(folder)), *options, str(context)
+    return *contained(), *_network(folder), *dockerfile.owned_build(str(folder)), *options, str(context.directory)
 
 
 def _network(folder: Path) -> tuple[str, ...]:
@@ -127,22 +127,6 @@ def require_ids(output: str, what: str, *, text: str = "", count: int | None = N
         f"{what} has user or group ids above {count - 1}, the highest here: {ids} ({line}): "
         f"give files and users lower ids{rootless.more_ids_hint()}, or use --env docker"
     )
-
-
-def require_flags(output: str, what: str) -> None:
-    """Check whether a build failed because buildah lacks an instruction's option.
-
-    Args:
-        output: The build's output.
-        what: The Dockerfile, for the message.
-
-    Raises:
-        TaskUnsupportedError: It failed for that.
-    """
-    if (found := _UNKNOWN_FLAG.search(output)) is not None:
-        raise TaskUnsupportedError(
-            f"{what}: this machine's buildah has no such option: {found[1].strip()}. Do without it, or use --env docker"
-        )
 
 
 def run_environment() -> dict[str, str]:

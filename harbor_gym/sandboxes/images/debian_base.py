@@ -16,7 +16,7 @@ from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images.apt_mirrors import apt_mirrors
-from harbor_gym.sandboxes.images.builder import ULIMITS
+from harbor_gym.sandboxes.images.builder import ulimits
 from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
 from harbor_gym.sandboxes.images.official_images import DEFAULT, EXCLUDED, MADE, OfflineBase, base_name, offline_base
 from harbor_gym.sandboxes.images.store import show_image
@@ -130,7 +130,7 @@ async def _import_into_buildah(base: OfflineBase, tar: Path, name: str) -> None:
         recipe = Path(folder) / "Dockerfile"
         recipe.write_text("\n".join(["FROM scratch", f"ADD {tar.name} /", *base.instructions, ""]), encoding="utf-8")
         code, output = await run_tool(
-            *contained(), *dockerfile.owned_build(folder), "--quiet", *ULIMITS,
+            *contained(), *dockerfile.owned_build(folder), "--quiet", *ulimits(),
             "-t", name, "-f", str(recipe), str(tar.parent),
         )  # fmt: skip
     if code != 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -27,14 +28,14 @@ async def find_in_docker(reference: str) -> str | None:
     """
     if shutil.which("docker") is None:
         return None
-    shown = '{{.Id}} {{index .Config.Labels "' + MADE_LABEL + '"}}'
+    # Docker 28 has no entry for labels of an image without one, at which a template fails.
     code, output = await run_tool(
-        "docker", "image", "inspect", "--format", shown, reference, timeout_sec=_ASK_TIMEOUT_SEC
+        "docker", "image", "inspect", "--format", "{{.Id}} {{json .Config}}", reference, timeout_sec=_ASK_TIMEOUT_SEC
     )
     if code != 0:
         return None
-    image_id, _, label = output.strip().partition(" ")
-    is_made = label.strip() not in ("", "<no value>")
+    image_id, _, config = output.strip().partition(" ")
+    is_made = bool((json.loads(config).get("Labels") or {}).get(MADE_LABEL))
     return None if is_made and is_official(reference) else image_id
 
 

@@ -3,12 +3,14 @@
 It runs where the image is mounted: in a private mount namespace that ends with it.
 """
 
+import hashlib
 import json
 import os
 import re
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 _FILES = {
@@ -72,16 +74,46 @@ def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids:
     if len(lowers) != len(diff_ids) or not writes_plain_layers():
         return [copy_once(root, layers, staging, f"whole-{image_id[:32]}")]
     names = [identity.removeprefix("sha256:")[:32] for identity in reversed(diff_ids)]
-    pairs = [(lower, name) for lower, name in zip(lowers, names, strict=True) if any(os.scandir(lower))]
-    return [copy_once(lower, layers, staging, name) for lower, name in pairs]
+    stack = [(lower, name) for lower, name in zip(lowers, names, strict=True) if any(os.scandir(lower))]
+    copied: list[str] = []
+    for place, (lower, name) in enumerate(stack):
+        vain = vain_deletions(lower, [below for below, _ in stack[place + 1 :]])
+        # On other layers the same content may delete something.
+        suffix = f"-{hashlib.sha256(json.dumps(vain).encode()).hexdigest()[:16]}" if vain else ""
+        copied.append(copy_once(lower, layers, staging, name + suffix, vain))
+    return copied
 
 
-def copy_once(source: str, layers: Path, staging: Path, name: str) -> str:
+def vain_deletions(layer: str, below: list[str]) -> list[str]:
+    """Return the deletions in a layer that delete nothing in those below it.
+
+    A RUN that makes a file called ``.wh.NAME`` has made one for buildah. overlayfs lists NAME, and can't open it.
+    """
+    found: list[str] = []
+    directories = [""]
+    while directories:
+        above = directories.pop()
+        with os.scandir(f"{layer}/{above}") as entries:
+            for entry in entries:
+                path = f"{above}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(f"{path}/")
+                elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
+                    status = entry.stat(follow_symlinks=False)
+                    is_deletion = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+                    if is_deletion and not any(os.path.lexists(f"{lower}/{path}") for lower in below):
+                        found.append(path)
+    return sorted(found)
+
+
+def copy_once(source: str, layers: Path, staging: Path, name: str, left_out: Iterable[str] = ()) -> str:
     """Copy a directory with all metadata of its files, including deletions; the copy is complete or absent."""
     if not (layers / name).is_dir():
         partial = staging / name
         partial.mkdir()
         subprocess.run(["cp", "-a", f"{source}/.", str(partial)], check=True)
+        for path in left_out:
+            (partial / path).unlink()
         partial.rename(layers / name)
     return name
 
@@ -118,14 +150,17 @@ def high_ids(root: str | Path) -> list[int]:
     found: set[int] = set()
     for directory, folders, names in os.walk(root):
         for name in (*folders, *names):
-            status = os.lstat(f"{directory}/{name}")
+            try:
+                status = os.lstat(f"{directory}/{name}")
+            except FileNotFoundError:
+                continue  # see vain_deletions
             found |= {status.st_uid, status.st_gid}
     return sorted(number for number in found if number >= _ORDINARY_IDS)
 
 
 def main() -> int:
-    """Export the image mounted at the first argument; print its layers and high ids as JSON on the last line."""
-    root, layers, staging, image_id, diff_ids = sys.argv[1:]
+    """Export the image mounted at the last argument; print its layers and high ids as JSON on the last line."""
+    layers, staging, image_id, diff_ids, root = sys.argv[1:]
     names = copy_layers(root, Path(layers), Path(staging), image_id, json.loads(diff_ids))
     top = f"top-{Path(staging).name[-32:]}"
     write_top(Path(root), Path(staging) / top)

@@ -27,13 +27,21 @@ from harbor_gym.sandboxes.images.builder import NO_RUN, run_buildah
 from harbor_gym.sandboxes.tools import contained, tail
 
 _STAGING = ".partial-"
-_EXPORT = (
+_MOUNTED = (
     # For an image with ONBUILD, buildah makes the container and then fails to run the instruction.
     'set -e; container=$1; said=$(buildah from --pull-never --name "$1" "$2" 2>&1) || :; '
     'trap \'buildah umount "$container" >/dev/null 2>&1 || :; buildah rm "$container" >/dev/null 2>&1 || :\' EXIT; '
     'root=$(buildah mount "$container") || { echo "$said"; exit 1; }; '
-    'shift 2; program=$1; shift; "$program" -I -S "$1" "$root" "$2" "$3" "$4" "$5"'
+    'shift 2; "$@" "$root"'
 )
+_LOOK = """
+import os, sys
+path, root = sys.argv[1:]
+os.chroot(root)
+while not os.path.isdir(path):
+    path = os.path.dirname(path)
+print(path)
+"""
 
 
 @contextlib.asynccontextmanager
@@ -51,16 +59,32 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[l
         SandboxStartError: buildah can't mount it, or it can't be copied.
     """
     async with locked(LAYERS_LOCK), staging() as folder:
-        name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
-        program = (sys.executable, layer_export.__file__, str(layers_dir()), str(folder), image_id)
-        code, output = await run_buildah(
-            *contained(), "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids), environment=NO_RUN
-        )
+        program = (layer_export.__file__, str(layers_dir()), str(folder), image_id, json.dumps(diff_ids))
+        code, output = await _run_where_mounted(image_id, *program)
         if code != 0:
             why = full_cache(output) or tail(output)
             raise SandboxStartError(f"the root file system of {image_id} can't be exported: {why}")
         shown = json.loads(output.strip().splitlines()[-1])
         yield shown["layers"], shown["high_ids"]
+
+
+async def directory_of(image_id: str, path: str) -> str:
+    """Return the longest beginning of an absolute path that is a directory in an image of buildah's store.
+
+    Raises:
+        SandboxStartError: buildah can't mount it.
+    """
+    code, output = await _run_where_mounted(image_id, "-c", _LOOK, path)
+    if code != 0:
+        raise SandboxStartError(f"the image {image_id} can't be mounted: {tail(output)}")
+    return output.strip().splitlines()[-1]
+
+
+async def _run_where_mounted(image_id: str, *program: str) -> tuple[int, str]:
+    """Run a program of Python, which gets the image's root as the last argument."""
+    name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
+    argv = ("sh", "-c", _MOUNTED, "sh", name, image_id, sys.executable, "-I", "-S", *program)
+    return await run_buildah(*contained(), *argv, environment=NO_RUN)
 
 
 @contextlib.asynccontextmanager

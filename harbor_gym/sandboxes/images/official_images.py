@@ -18,7 +18,12 @@ repository, which must therefore not be an official image's."""
 _DEFAULT_DOMAIN = "docker.io"
 """Domain of a reference without one. Source: the reference grammar of the distribution project."""
 
+_LIBRARY = r"(?:docker\.io|index\.docker\.io|public\.ecr\.aws/docker|mirror\.gcr\.io)/library/"
+"""Where official images are: at Docker Hub, and at its public mirrors."""
+
 _PACKAGES = ("ca-certificates", "less", "procps", "python3", "tmux", "vim-tiny")
+_UBUNTU_PACKAGES = ("apt", "e2fsprogs", "mount", "sensible-utils", "ubuntu-keyring")
+"""Packages of Ubuntu's images that are not of the priority *required* there, or are it in one release alone."""
 _PYTHON_PACKAGES = ("python3-pip", "python3-venv")
 _PYTHON_TOOLS = ("build-essential", "curl", "git", "python3-dev", "wget")
 """Packages that a full image of Python has beyond its slim form, as far as tasks use them."""
@@ -37,12 +42,15 @@ class Release:
     python: str
     """The version of its python3."""
 
+    packages: tuple[str, ...] = ()
+    """Packages of its image that are not of the priority *required*. In Debian apt is."""
+
 
 RELEASES = (
     Release(DEBIAN, "trixie", "13", "3.13"),
     Release(DEBIAN, "bookworm", "12", "3.11"),
-    Release(UBUNTU, "noble", "24.04", "3.12"),
-    Release(UBUNTU, "jammy", "22.04", "3.10"),
+    Release(UBUNTU, "noble", "24.04", "3.12", (*_UBUNTU_PACKAGES, "unminimize")),
+    Release(UBUNTU, "jammy", "22.04", "3.10", (*_UBUNTU_PACKAGES, "adduser")),
 )
 """The newest release of each distribution is first: a tag without a release means it."""
 
@@ -62,9 +70,10 @@ class OfflineBase:
     @property
     def packages(self) -> tuple[str, ...]:
         """The packages to install."""
+        packages = (*_PACKAGES, *self.release.packages)
         if not self.is_python:
-            return _PACKAGES
-        return (*_PACKAGES, *_PYTHON_PACKAGES, *(() if self.is_slim else _PYTHON_TOOLS))
+            return packages
+        return (*packages, *_PYTHON_PACKAGES, *(() if self.is_slim else _PYTHON_TOOLS))
 
     @property
     def hook(self) -> str:
@@ -150,8 +159,8 @@ def base_name(reference: str) -> str | None:
 
 def _parts(reference: str) -> tuple[str, str, str] | None:
     """Return the family, the tag and the digest of an official image."""
-    library = rf"{re.escape(_DEFAULT_DOMAIN)}/library/"
-    found = re.fullmatch(rf"{library}(debian|ubuntu|python)(?::([\w.-]+))?(?:@([\w:+.-]+))?", full_reference(reference))
+    name = r"(debian|ubuntu|python)(?::([\w.-]+))?(?:@([\w:+.-]+))?"
+    found = re.fullmatch(rf"{_LIBRARY}{name}", full_reference(reference))
     return None if found is None else (found[1], found[2] or "", found[3] or "")
 
 

@@ -1,252 +1,208 @@
-"""Rewrite a task's Dockerfile so that buildah makes the same image from it as ``docker build``.
+"""Read a task's Dockerfile as BuildKit does: its stages, and the images that they need.
 
-buildah makes a WORKDIR only when the next RUN or COPY needs it, and a COPY makes it for root. Its VOLUME makes a
-directory and changes later RUNs, while Docker only records it; here a label does. Its CMD and ENTRYPOINT ignore SHELL.
-A stage ignores the ARGs of its base stage, and keeps that stage's CMD with a new ENTRYPOINT. Names of stages are
-case-sensitive. ``--link`` and relative targets of mounts are not supported. Source: the dispatcher of BuildKit's
-frontend.
+Source: frontend/dockerfile/instructions and dockerfile2llb of BuildKit.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import posixpath
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from harbor_gym.errors import TaskError
-from harbor_gym.sandboxes import dockerfile
-from harbor_gym.sandboxes.dockerfile import Instruction
+from harbor_gym.sandboxes.dockerfile import Instruction, escape_character, instructions
+from harbor_gym.sandboxes.images.words import expand, split_words
 
-EMPTY = "harbor-gym-empty"
-"""The empty build context: copying it makes the target directory, and does not change an existing one."""
-
-VOLUME_LABEL = "harbor-gym.volume."
-"""Begins the name of a label whose value is a VOLUME: see :func:`volumes_of`."""
-
-_ROOT = ("", "0", "root", "0:0", "root:root", "0:root", "root:0")
-_USES_WORKDIR = ("RUN", "COPY", "ADD")
-_LINK = re.compile(r"--link(=\w+)?")
-_TARGET = re.compile(r"(?<=[=,])(?:target|dst|destination)=(\"?)([^,\"]+)\1(?=,|$)")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-@dataclass(frozen=True, slots=True)
-class StageStart:
-    """The state at the start of a stage: the USER, WORKDIR, SHELL and ONBUILD of its base."""
-
-    user: str = ""
-    workdir: str = "/"
-    shell: tuple[str, ...] = ()
-    """Empty is Docker's default."""
-
-    triggers: tuple[str, ...] = ()
-    """The instruction of each ONBUILD."""
-
-    arguments: tuple[str, ...] = ()
-    """The argument of each ARG of an earlier stage."""
+def _platform() -> Iterator[tuple[str, str]]:
+    machine = os.uname().machine
+    architecture = _ARCHITECTURES.get(machine, machine)
+    for prefix in ("BUILD", "TARGET"):
+        yield f"{prefix}PLATFORM", f"linux/{architecture}"
+        yield f"{prefix}OS", "linux"
+        yield f"{prefix}ARCH", architecture
+        yield f"{prefix}VARIANT", ""
 
 
-ROOT_AT_THE_TOP = StageStart()
+PLATFORM = dict(_platform())
+"""The ARGs that a builder gives by itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Edit:
-    start: int
-    end: int
-    text: str
+class Stage:
+    """One FROM with the instructions that follow it."""
+
+    start: Instruction
+    base: str
+    """Its base image, with variables replaced, or ``scratch``."""
+
+    parent: int | None
+    """The number of the earlier stage that is its base instead."""
+
+    name: str
+    """Its name in lower case; empty if it has none."""
+
+    platform: str
+    instructions: tuple[Instruction, ...] = ()
 
 
-def adapted(text: str, bases: Mapping[str, StageStart]) -> str:
-    """Return a Dockerfile from which buildah makes the image that BuildKit makes from this one.
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A Dockerfile that has been read."""
 
-    Args:
-        text: The task's Dockerfile.
-        bases: The start of each base image, by its name in the Dockerfile.
+    stages: tuple[Stage, ...]
+    arguments: Mapping[str, str]
+    """The ARGs before the first FROM, and the platform's."""
 
-    Raises:
-        TaskError: buildah can't execute an instruction as BuildKit does.
-    """
-    for edit in sorted(_edits(text, bases), key=lambda edit: edit.start, reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.end :]
-    return text
+    escape: str
 
+    def numbered(self, name: str, before: int) -> int | None:
+        """Return the number of the stage that ``name`` means in stage ``before``; None if it is an image."""
+        for number in reversed(range(before)):
+            if self.stages[number].name == name.lower() != "":
+                return number
+        return int(name) if name.isdecimal() and int(name) < before else None
 
-def volumes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the VOLUMEs in the configuration of an image that buildah made from an adapted Dockerfile."""
-    labels: dict[str, str] = config.get("Labels") or {}
-    noted = (value for name, value in labels.items() if name.startswith(VOLUME_LABEL))
-    return tuple(dict.fromkeys(volume for volume in (*(config.get("Volumes") or ()), *noted) if volume))
+    @property
+    def reached(self) -> list[int]:
+        """The numbers of the stages that the last one needs, and its own, in order."""
+        found: set[int] = set()
+        wanted = [len(self.stages) - 1]
+        while wanted:
+            number = wanted.pop()
+            if number not in found:
+                found.add(number)
+                names = [*_copied_from(self.stages[number])]
+                known = (self.numbered(name, number) for name in names)
+                wanted += [other for other in known if other is not None]
+                parent = self.stages[number].parent
+                wanted += [] if parent is None else [parent]
+        return sorted(found)
 
-
-def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
-    stages = dockerfile.stages(text)
-    ends: dict[str, StageStart] = {"scratch": ROOT_AT_THE_TOP, **bases}
-    volumes = itertools.count()
-    for number, instructions in enumerate(_by_stage(text)):
-        names = [stage.name for stage in stages[:number]]
-        stage = stages[number]
-        yield from _lower_case(instructions[0], names)
-        state = ends.get(stage.base, ROOT_AT_THE_TOP)
-        triggers = list(dockerfile.instructions("\n".join(state.triggers)))
-        state = replace(state, triggers=())
-        if state.arguments:
-            at = instructions[0].places[-1] + 1
-            yield _Edit(at, at, "".join(f"\nARG {argument}" for argument in state.arguments))
-        run = [*triggers, *instructions[1:]]
-        for place, instruction in enumerate(run):
-            if place < len(triggers):
-                needs_help = _needs_help(run[place + 1 :], state.user, is_last=number == len(stages) - 1)
-                state = _triggered(instruction, state, stage.base, needs_help=needs_help)
-                continue
-            match instruction.name:
-                case "USER":
-                    state = replace(state, user=_rest(instruction))
-                case "WORKDIR":
-                    is_last = number == len(stages) - 1
-                    is_made = _rest(instruction) == "/"
-                    if not is_made and _needs_help(run[place + 1 :], state.user, is_last=is_last):
-                        at = instruction.places[0]
-                        yield _Edit(at, at, _made(instruction, state.user))
-                    state = replace(state, workdir=posixpath.join(state.workdir, _rest(instruction).strip("\"'")))
-                case "SHELL":
-                    state = replace(state, shell=_words(_rest(instruction)))
-                case "ARG":
-                    state = replace(state, arguments=(*state.arguments, _rest(instruction)))
-                case "ONBUILD":
-                    state = replace(state, triggers=(*state.triggers, _rest(instruction)))
-                case "CMD" | "ENTRYPOINT" if state.shell and not dockerfile.is_json(_rest(instruction)):
-                    words = json.dumps([*state.shell, _rest(instruction)])
-                    yield _written(instruction, (instruction.text, 0), f"{instruction.name} {words}")
-                case "VOLUME":
-                    yield _written(instruction, (instruction.text, 0), _noted(instruction, volumes))
-                case "COPY" | "ADD" | "RUN":
-                    yield from _of_flags(instruction, names, state.workdir)
-                case _:
-                    pass
-            if (
-                instruction.name == "ENTRYPOINT"
-                and stage.base in names
-                and "CMD" not in (item.name for item in run[:place])
-            ):
-                yield _Edit(instruction.places[0], instruction.places[0], "CMD []\n")
-        ends[stage.name] = state
+    @property
+    def images(self) -> list[str]:
+        """The images that the reached stages start or copy from, each once."""
+        found: list[str] = []
+        for number in self.reached:
+            stage = self.stages[number]
+            found += [stage.base] if stage.parent is None and stage.base != "scratch" else []
+            found += [name for name in _copied_from(stage) if self.numbered(name, number) is None]
+        return list(dict.fromkeys(found))
 
 
-def _triggered(instruction: Instruction, state: StageStart, base: str, *, needs_help: bool) -> StageStart:
-    """Return the state after an instruction of the base's ONBUILD, which buildah runs without changes.
+def read(text: str) -> Recipe:
+    """Read a Dockerfile.
 
     Raises:
-        TaskError: buildah executes it differently from Docker.
+        TaskError: It can't be read; the message has the line and the column.
     """
-    rest = _rest(instruction)
-    match instruction.name:
-        case "USER":
-            return replace(state, user=rest)
-        case "SHELL":
-            return replace(state, shell=_words(rest))
-        case "WORKDIR" if not needs_help:
-            return replace(state, workdir=posixpath.join(state.workdir, rest.strip("\"'")))
-        case "WORKDIR":
-            pass
-        case "CMD" | "ENTRYPOINT" if state.shell and not dockerfile.is_json(rest):
+    escape = escape_character(text)
+    arguments = dict(PLATFORM)
+    stages: list[Stage] = []
+    for instruction in instructions(text):
+        if instruction.name == "FROM":
+            stages.append(_stage(instruction, Recipe(tuple(stages), arguments, escape)))
+        elif stages:
+            stages[-1] = replace(stages[-1], instructions=(*stages[-1].instructions, instruction))
+        elif instruction.name == "ARG":
+            for name, value in named_values(instruction, escape, needs_value=False):
+                if value is not None:
+                    arguments[name] = expanded(value, instruction, arguments, escape)
+        else:
+            raise unreadable(instruction, "no FROM is before it")
+    if not stages:
+        raise TaskError("the Dockerfile has no FROM: nothing can be built")
+    return Recipe(tuple(stages), arguments, escape)
+
+
+def _stage(instruction: Instruction, recipe: Recipe) -> Stage:
+    def value_of(word: str) -> str:
+        return expanded(word, instruction, recipe.arguments, recipe.escape)
+
+    match instruction.rest.split():
+        case [base]:
+            name = ""
+        case [base, "as" | "AS" | "As" | "aS", name]:
             pass
         case _:
-            return state
-    raise TaskError(
-        f"{base} has ONBUILD {instruction.text.strip()}, which local sandboxes build otherwise than Docker: write it "
-        "in the Dockerfile that is built on it, or use --env docker"
-    )
+            raise unreadable(instruction, "FROM takes an image, or an image AS a name")
+    image = value_of(base)
+    if not image:
+        raise unreadable(instruction, "the image's name is empty", base)
+    platform = "".join(value_of(value) for flag, value in instruction.flags if flag == "platform")
+    number = None if image.isdecimal() else recipe.numbered(image, len(recipe.stages))
+    return Stage(instruction, image, number, name.lower(), platform)
 
 
-def _by_stage(text: str) -> list[list[Instruction]]:
-    found: list[list[Instruction]] = []
-    for instruction in dockerfile.instructions(text):
-        if instruction.name == "FROM" and any(not word.startswith("--") for word, _ in instruction.words()):
-            found.append([])
-        if found:
-            found[-1].append(instruction)
+def _copied_from(stage: Stage) -> Iterator[str]:
+    for instruction in stage.instructions:
+        yield from (value for _, value in _sources_of(instruction))
+
+
+def _sources_of(instruction: Instruction) -> Iterator[tuple[str, str]]:
+    """Yield the stages and images from which an instruction's options copy, each with its whole option."""
+    if instruction.name not in ("COPY", "ADD", "RUN"):
+        return
+    for flag, value in instruction.flags:
+        if instruction.name == "RUN":
+            source = dict(mount_options(value)).get("from", "") if flag == "mount" else ""
+        else:
+            source = value if flag == "from" else ""
+        if "$" in source:
+            raise unreadable(
+                instruction, "from= takes no variable: name a stage, and use the variable in its FROM", value
+            )
+        if source:
+            yield value, source
+
+
+def mount_options(value: str) -> list[tuple[str, str]]:
+    """Return name and value of each option of a ``--mount``, under one name where several mean the same."""
+    names = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly", "rw": "readwrite"}
+    words = next(csv.reader([value]), [])
+    pairs = [(name.strip().lower(), text) for name, _, text in (word.partition("=") for word in words)]
+    return [(names.get(name, name), text) for name, text in pairs]
+
+
+def named_values(instruction: Instruction, escape: str, *, needs_value: bool) -> list[tuple[str, str | None]]:
+    """Return the names of an ARG, ENV or LABEL with their values as they are written; None is not given.
+
+    Raises:
+        TaskError: They can't be read.
+    """
+    words = split_words(instruction.rest, escape)
+    if not words:
+        raise unreadable(instruction, f"{instruction.name} needs a name")
+    if needs_value and "=" not in words[0]:
+        return [(words[0], instruction.rest.removeprefix(words[0]).strip())]
+    found: list[tuple[str, str | None]] = []
+    for word in words:
+        name, is_given, value = word.partition("=")
+        if needs_value and not is_given:
+            raise unreadable(instruction, f"{word} has no '='", word)
+        found.append((name, value if is_given else None))
     return found
 
 
-def _rest(instruction: Instruction) -> str:
-    return instruction.text.split(maxsplit=1)[1].strip() if instruction.words() else ""
+def expanded(word: str, instruction: Instruction, variables: Mapping[str, str], escape: str) -> str:
+    """Do as :func:`~harbor_gym.sandboxes.images.words.expand` for a word of an instruction.
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(json.loads(text)) if dockerfile.is_json(text) else ()
-
-
-# --- WORKDIR ---------------------------------------------------------------------------------------------------------
-
-
-def _needs_help(following: Sequence[Instruction], user: str, *, is_last: bool) -> bool:
-    """Return whether buildah would not make this WORKDIR, or make it for another user.
-
-    The last one of the final stage is made when a sandbox starts.
+    Raises:
+        TaskError: It can't be read; the message has the line and the column.
     """
-    if user not in _ROOT:
-        return True
-    for instruction in following:
-        if instruction.name in _USES_WORKDIR:
-            return False
-        if instruction.name in ("WORKDIR", "USER"):
-            return True
-    return not is_last
+    try:
+        return expand(word, variables, escape=escape)
+    except ValueError as exc:
+        raise unreadable(instruction, str(exc), word) from None
 
 
-def _made(instruction: Instruction, user: str) -> str:
-    owner = "0:0" if user in _ROOT else user
-    return f"COPY --chown={owner} --from={EMPTY} {json.dumps(['/', f'{_rest(instruction)}/'])}\n"
-
-
-# --- VOLUME ----------------------------------------------------------------------------------------------------------
-
-
-def _noted(instruction: Instruction, numbers: Iterator[int]) -> str:
-    """Return a LABEL in place of a VOLUME, for which buildah only expands the variables."""
-    rest = _rest(instruction)
-    words = _words(rest) or tuple(rest.split())
-    values = [f'"{word}"' if len(word.split()) > 1 else word for word in words]
-    return " ".join(["LABEL", *(f"{VOLUME_LABEL}{next(numbers)}={value}" for value in values)])
-
-
-# --- names and flags -------------------------------------------------------------------------------------------------
-
-
-def _lower_case(instruction: Instruction, names: Sequence[str]) -> Iterator[_Edit]:
-    """Yield the edits that write the stages' names in a FROM in lower case."""
-    words = [word for word in instruction.words() if not word[0].startswith("--")]
-    if words[0][0].lower() in names:
-        yield _written(instruction, words[0], words[0][0].lower())
-    if len(words) > 2 and words[1][0].lower() == "as":
-        yield _written(instruction, words[2], words[2][0].lower())
-
-
-def _of_flags(instruction: Instruction, names: Sequence[str], workdir: str) -> Iterator[_Edit]:
-    for name, start in dockerfile.copied_from(instruction):
-        if name.lower() in names:
-            yield _written(instruction, (name, start), name.lower())
-    for word, start in instruction.words():
-        if not word.startswith("--"):
-            return
-        if instruction.name != "RUN" and _LINK.fullmatch(word):
-            yield _written(instruction, (word, start), "")
-        elif word.startswith("--mount=") and (found := _TARGET.search(word)) and not _is_absolute(found[2]):
-            if "$" in workdir:
-                raise TaskError(
-                    f"{word}: local sandboxes can't tell where this relative target is, for its WORKDIR has a "
-                    "variable: write it out, or use --env docker"
-                )
-            target = posixpath.join(workdir, found[2])
-            yield _written(instruction, (found[2], start + found.start(2)), target)
-
-
-def _is_absolute(target: str) -> bool:
-    return target.startswith(("/", "$"))
-
-
-def _written(instruction: Instruction, word: tuple[str, int], text: str) -> _Edit:
-    return _Edit(*instruction.span(word[1], len(word[0])), text)
+def unreadable(instruction: Instruction, why: str, word: str = "") -> TaskError:
+    """Return the error for an instruction that can't be read, or for one word of it."""
+    column = max(instruction.text.find(word), 0) + 1
+    return TaskError(
+        f"Dockerfile, line {instruction.line}, column {column}: {instruction.shown[:80]}: {why}. "
+        "Correct it, or use --env docker"
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import run_buildah
-from harbor_gym.sandboxes.tools import contained, tail
+from harbor_gym.sandboxes.tools import contained, find_program, tail
 
 _NOT_KNOWN = "image not known"
 """End of buildah's output if its store has no such image. Source: ErrImageUnknown of containers/storage."""
@@ -31,3 +33,17 @@ async def show_image(reference: str, template: str = "{{.FromImageID}}") -> str 
     if shown.endswith(_NOT_KNOWN):
         return None
     raise SandboxStartError(f"buildah can't tell whether its store has the image {reference!r}: {tail(output)}")
+
+
+async def remove_images(identities: Sequence[str]) -> None:
+    """Remove images from buildah's store, each with the layers that no other image stands on; base images stay.
+
+    An image that is not there any more, or that a build uses, is passed over.
+
+    Args:
+        identities: The images' ids.
+    """
+    if find_program("buildah") is None:
+        return
+    for identity in dict.fromkeys(identities):
+        await run_buildah(*contained(), "buildah", "rmi", identity, environment={})

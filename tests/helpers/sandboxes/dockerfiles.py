@@ -249,7 +249,7 @@ CONFIGS: dict[str, Recipe] = {
     "COPY and ADD --exclude": Recipe(
         "COPY --exclude=*.txt --exclude=sub . /x/\nADD --exclude=a.* *a* a* /y/\n",
         {"a.txt": "a", "ab": "b", "b": "b", "sub/c": "c", "d/e": "e", ".dockerignore": "Dockerfile\n.dockerignore\n"},
-        twin="COPY ab b /x/\nCOPY d /x/d\nADD ab /y/\n",
+        twin="COPY ab b /x/\nCOPY d /x/d\nADD a.txt ab /y/\n",
     ),
     "an ignore file": Recipe(
         "COPY . /ctx\n", {"a": "a", "b": "b", "sub/a": "a", ".dockerignore": "**/a\n!sub/a\nDockerfile*\n"}

@@ -205,3 +205,28 @@ async def test_a_cache_that_fills_up_while_an_image_is_kept_is_one_line(
         f"can't be exported: {place / 'cache'}: No space left on device: free some space there, "
         "or set HARBOR_GYM_CACHE to another folder"
     )
+
+
+@pytest.mark.parametrize("name", ["COPY of a file", "COPY of a directory", "COPY with a mode"])
+async def test_a_store_that_fills_up_during_a_build_is_named_with_what_frees_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = tmp_path / "environment"
+    (context / "own").mkdir(parents=True)
+    (context / "own" / "large").write_bytes(os.urandom(40 << 20))
+    lines = {"COPY of a file": "COPY own/large /large", "COPY of a directory": "COPY own /own"}
+    line = lines.get(name, "COPY --chmod=700 own /tmp/")
+    (context / "Dockerfile").write_text(f"FROM scratch\n{line}\n")
+    with disk(tmp_path / "disk", size="24m") as place:
+        (tmp_path / "storage.conf").write_text(
+            f'[storage]\ndriver = "overlay"\nrunroot = "{place}/run"\ngraphroot = "{place}/graph"\n'
+        )
+        monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+        with pytest.raises(SandboxStartError) as caught:
+            await build_image(ImageSource(context))
+    said = str(caught.value)
+    assert (
+        f"{context / 'Dockerfile'}:2 does not build: {(context / 'Dockerfile').read_text().splitlines()[1]}: " in said
+    )
+    assert "harbor-gym cache prune" in said
+    assert "Request" not in said, "buildah's own configuration"

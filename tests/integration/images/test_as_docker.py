@@ -18,9 +18,9 @@ from harbor_gym.sandboxes.image_settings import settings_of
 from harbor_gym.sandboxes.images import build
 from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
 from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
-from harbor_gym.sandboxes.images.recipe import VOLUME_LABEL, volumes_of
 from harbor_gym.sandboxes.tools import contained, run_tool
 from tests.helpers.engines import require_engine
+from tests.helpers.sandboxes.dockerfile_forms import FORMS
 from tests.helpers.sandboxes.dockerfiles import BASE, CONFIGS, FILES, PARTS, WHOLES, configured
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
@@ -39,7 +39,10 @@ _OF_THE_BASE = ("usr/bin", "usr/lib", "usr/sbin", "usr/share", "var/lib/dpkg")
 
 _TAR = ("-c", "--numeric-owner", "--sort=name", "--xattrs", f"--xattrs-include={_CAPABILITY}")
 
-_LABELS = ("io.buildah.version", MADE_LABEL, VOLUME_LABEL)
+_LABELS = ("io.buildah.version", MADE_LABEL)
+_OF_TODAY = 28
+"""The first Docker that reads every form by itself."""
+
 _SETTINGS = (
     "User",
     "Env",
@@ -56,8 +59,13 @@ _SETTINGS = (
 
 DIFFERENCES = {
     "/c/packed-owned/inside": "a directory that an archive only implies is --chown's here, and root's in Docker",
+    "/c/packed-owned/inside/file": "it is --chown's in Docker 28, and the archive's here and in Docker before",
     "/c/nodes-from/fifo": "Docker copies no FIFO from a stage",
     "/c/nodes-from/null": "Docker makes an empty file of a device of a stage",
+    **dict.fromkeys(
+        ("/tmp/.wh.gone", "/tmp/v/.wh..wh..opq", "/tmp/w/.wh.d", "/tmp/w/.wh.y"),
+        "Docker's own store keeps such a name, and a registry does not",
+    ),
     "/c/target": "COPY writes the file that a link leads to in Docker, and replaces the link here",
     "/c/to-file": "as above",
     "/c/temporary": "Docker leaves the empty directory that a mount needed",
@@ -107,7 +115,7 @@ def docker_images() -> Iterator[list[str]]:
 
 def write_context(directory: Path, text: str, files: dict[str, str]) -> Path:
     directory.mkdir(parents=True)
-    (directory / "Dockerfile").write_text(text)
+    (directory / "Dockerfile").write_text(text, encoding="utf-8")
     for name, content in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,6 +135,11 @@ def _write_archive(path: Path, content: bytes) -> None:
         member = tarfile.TarInfo("inside/file")
         member.size, member.uid, member.gid, member.mode = len(content), 197609, 33, 0o640
         archive.addfile(member, io.BytesIO(content))
+
+
+async def docker_version() -> int:
+    _, version = await run_tool("docker", "version", "--format", "{{.Server.Version}}")
+    return int(version.partition(".")[0])
 
 
 async def docker_build(context: Path, name: str) -> dict[str, Any]:
@@ -233,7 +246,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     shown: list[dict[str, Any]] = []
 
     def noting(config: dict[str, Any]) -> dict[str, Any]:
-        shown.append({**config, "Volumes": {volume: {} for volume in volumes_of(config)}})
+        shown.append(config)
         return settings_of(config)
 
     def lacking(digest: str) -> None: ...
@@ -251,9 +264,9 @@ def differences(local: dict[str, Any], docker: dict[str, Any]) -> dict[str, tupl
 async def compare(context: Path, twin: Path, name: str, folder: Path, configs: list[dict[str, Any]]) -> None:
     docker = await docker_build(twin, name)
     image = await build_image(ImageSource(context))
-    (local,) = configs
+    local = {**configs[0], "Volumes": {volume: {} for volume in image.volumes}}
     assert differences(settings(local), settings(docker["Config"])) == {}
-    left_out = untouched((context / "Dockerfile").read_text())
+    left_out = untouched((context / "Dockerfile").read_text(encoding="utf-8"))
     ours = local_files(image, folder / "local", left_out)
     assert differences(ours, docker_files(docker, folder / "docker", left_out)) == {}
 
@@ -290,6 +303,19 @@ async def test_an_image_has_dockers_files_and_configuration(
     context = write_context(tmp_path / "environment", configured(recipe), recipe.files)
     twin = write_context(tmp_path / "twin", configured(recipe, for_docker=True), recipe.files)
     docker_images.append(f"harbor-gym-test/{list(CONFIGS).index(about)}")
+    await compare(context, twin, docker_images[0], tmp_path, configs)
+
+
+@pytest.mark.parametrize("about", FORMS)
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_form_is_read_as_docker_of_today_reads_it(
+    about: str, tmp_path: Path, docker_images: list[str], configs: list[dict[str, Any]]
+) -> None:
+    recipe = FORMS[about]
+    context = write_context(tmp_path / "environment", configured(recipe), recipe.files)
+    for_docker = configured(recipe, for_docker=await docker_version() < _OF_TODAY)
+    twin = write_context(tmp_path / "twin", for_docker, recipe.files)
+    docker_images.append(f"harbor-gym-test/form-{list(FORMS).index(about)}")
     await compare(context, twin, docker_images[0], tmp_path, configs)
 
 

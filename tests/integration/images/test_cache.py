@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ import pytest
 from harbor_gym._runtime import cache
 from harbor_gym._runtime.cache import LAYERS_LOCK, cache_dir, entries, hold, layers_dir, locked, prune
 from harbor_gym.sandboxes.images import build
+from harbor_gym.sandboxes.images.base_images import resolve_base
+from harbor_gym.sandboxes.images.store import show_image
 from tests.helpers.engines import require_engine
 from tests.helpers.recipe_runs import run_here
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
+from tests.helpers.tasks import BASE
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -176,3 +180,25 @@ def test_the_command_lists_and_prunes() -> None:
         refused = run_here("cache", "prune", *wrong)
         assert refused.returncode == 2
         assert refused.stderr.startswith("error: ")
+
+
+@pytest.mark.local
+async def test_what_is_pruned_leaves_buildahs_store_too_and_bases_stay(tmp_path: Path) -> None:
+    require_engine("local")
+    own = f"FROM {BASE}\nRUN echo {uuid.uuid4()} >/first\n"
+    built: list[str] = []
+    for name, lines in {"old": "RUN echo a >/second\n", "young": "RUN echo b >/second\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "Dockerfile").write_text(f"{own}{lines}")
+        image = await build.build_image(build.ImageSource(tmp_path / name))
+        built.append(json.loads((image.home / "image.json").read_text())["built"])
+        then = time.time() - (90_000 if name == "old" else 0)
+        (image.home / ".used").touch()
+        os.utime(image.home / ".used", times=(then, then))
+    assert None not in [await show_image(identity) for identity in built]
+    assert (await asyncio.to_thread(run_here, "cache", "prune", "--older-than", "1d")).returncode == 0
+    assert [await show_image(identity) is None for identity in built] == [True, False]
+    assert (await asyncio.to_thread(run_here, "cache", "prune", "--all")).returncode == 0
+    assert [await show_image(identity) is None for identity in built] == [True, True]
+    assert (await resolve_base(BASE)).identity
+    build._built.clear()  # pyright: ignore[reportPrivateUsage]  # its entries name this test's own cache

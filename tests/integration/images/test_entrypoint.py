@@ -155,6 +155,21 @@ async def test_what_only_sleeps_or_has_ended_is_not_waited_for_long(make_sandbox
         assert sandbox.services_note is None
 
 
+_JOBS = {
+    "a program": "(sleep 0.5; echo done >/job) &",
+    "a language": 'python3 -c \'import time; time.sleep(1.5); open("/job", "w").write("done")\' & sleep 0.4;',
+    "a language of old": "perl -e 'sleep 1; system(\"echo done >/job\")' & sleep 0.5;",
+}
+
+
+@pytest.mark.parametrize("job", _JOBS)
+async def test_a_job_that_sleeps_for_a_moment_is_awaited(make_sandbox: Make, tmp_path: Path, job: str) -> None:
+    words = json.dumps(["bash", "-c", f'{_JOBS[job]} exec "$@"', "x"])
+    image = f"FROM debian:bookworm-slim\nENTRYPOINT {words}\n"
+    async with running(make_sandbox(tmp_path, dockerfile=image)) as sandbox:
+        assert await output(sandbox, "cat /job") == "done"
+
+
 _ONLY_TINI = """\
 FROM debian:bookworm-slim
 RUN printf '#!/bin/sh\\n"$@"\\nexit 3\\n' >/init && chmod +x /init

@@ -14,6 +14,9 @@ from harbor_gym.sandboxes.apptainer.sif.build import build_sif
 from harbor_gym.sandboxes.images import build, debian_base, layer_export, sources
 from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
 from harbor_gym.sandboxes.images.builder import build_argv, run_buildah, run_environment
+from harbor_gym.sandboxes.images.context import Context
+from harbor_gym.sandboxes.images.plan import planned
+from harbor_gym.sandboxes.images.recipe import read
 from harbor_gym.sandboxes.tools import contained, run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.local import make_sandbox, output, running
@@ -164,13 +167,15 @@ async def test_a_sandbox_sees_what_the_builder_sees_and_the_base_is_there_once(t
 
 
 async def _as_buildah_sees_it(context: Path) -> str:
-    recipe = (context / "Dockerfile").read_text()
-    base = (await build.resolve_base(BASE)).reference
-    (context / "Dockerfile").write_text(recipe.replace(BASE, base))
+    base = await build.resolve_base(BASE)
     folder = context.parent / "build"
     folder.mkdir()
     # With the words of our own builds, so that the layers are theirs.
-    build_it = build_argv(folder, context, context / "Dockerfile", is_fresh=False)
+    files = Context(context, folder)
+    recipe = read((context / "Dockerfile").read_text())
+    written = folder / "Dockerfile"
+    written.write_text(planned(recipe, {BASE: base.start}, {BASE: base.reference}, files).text)
+    build_it = build_argv(folder, files, written, is_fresh=False)
     code, printed = await run_buildah(*build_it, environment=run_environment())
     assert code == 0, printed
     script = (

@@ -130,15 +130,15 @@ async def test_an_old_builder_builds_as_docker_or_refuses_by_name(tmp_path: Path
     on_base = _context(tmp_path / "on-build-base", f"FROM localhost/on-build\n{_AFTER}", one="1")
     refused = {
         "ONBUILD VOLUME of a base": _context(tmp_path / "onvolume", "FROM localhost/on-build-volumes\nRUN true\n"),
-        "ONBUILD VOLUME of a stage": _context(tmp_path / "in-volume", f"FROM {BASE} AS a\nONBUILD VOLUME /d\nFROM a\n"),
         "volumes of a base": _context(tmp_path / "on-volumes", "FROM localhost/volumes\nRUN echo x >/data/x\n"),
-        "a here-document": _context(tmp_path / "heredoc", f"FROM {BASE}\nRUN <<EOF\ntrue\nEOF\n"),
-        "COPY --exclude": _context(tmp_path / "exclude", "FROM scratch\nCOPY --exclude=a . /\n"),
     }
+    documents = "RUN <<EOF\necho run >/run-said\nEOF\nCOPY --exclude=a* . /ctx/\nCOPY <<EOF /doc\nd\nEOF\n"
+    own = _context(tmp_path / "own", f"FROM {BASE} AS a\nONBUILD VOLUME /d\n{documents}FROM a\n", a="a", b="b")
     names = ["data/id", "data", "ctx/a", "ctx/b", "left", "bound", "of/nobody"]
     wanted = {str(place): names for place in (first, second, *refused.values())}
     on_build = ["on/run", "on/said", "on/one", "on/env"]
     wanted |= {str(place): on_build for place in (in_stage, on_base)}
+    wanted |= {str(own): ["run-said", "ctx/a", "ctx/b", "doc"]}
     said = json.loads(run(sys.executable, "-c", _BUILD, json.dumps(wanted)).splitlines()[-1])
     right = {
         "health": "test -e /healthy", "data/id": [0, "debian"], "data": [1500, ""], "ctx/a": None, "ctx/b": [0, "b"],
@@ -146,6 +146,9 @@ async def test_an_old_builder_builds_as_docker_or_refuses_by_name(tmp_path: Path
     }  # fmt: skip
     assert said[str(first)] == {**right, "bound": [0, "1"]}
     assert said[str(second)] == {**right, "bound": [0, "22"]}
+    assert said[str(own)] == {
+        "health": None, "run-said": [0, "run"], "ctx/a": None, "ctx/b": [0, "b"], "doc": [0, "d"],
+    }  # fmt: skip
     twice = "/bin/sh /\n/bin/sh /"
     right = {"health": None, "on/run": [0, ""], "on/one": [0, "1"], "on/env": [0, ""]}
     assert said[str(on_base)] == {**right, "on/said": [0, twice]}

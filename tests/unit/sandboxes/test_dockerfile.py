@@ -1,60 +1,15 @@
-"""Dockerfiles as they are read before a builder sees them: which images they stand on, where their text is no text."""
+"""Dockerfiles as BuildKit's parser reads them: instructions, options, here-documents."""
 
 import pytest
 
-from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.dockerfile import Instruction, instructions
 
 EMBEDDED = "from redis import Redis\nFROM inside:1\nCOPY --from=inside:2 /a /b\n# remark\nRUN x \\\n"
 """A program in a here-document, with lines that look like instructions."""
 
 
-def test_bases_are_found_behind_arguments_stages_and_copies() -> None:
-    text = """\
-ARG TAG=12
-ARG NAME="debian"
-FROM --platform=linux/amd64 ${NAME}:${TAG} AS Build
-ARG TAG=ignored-here
-FROM scratch AS none
-FROM build
-COPY --from=build /a /a
-COPY --from=0 /a /a
-COPY --chown=1:1 --from=ghcr.io/astral-sh/uv:1 /uv /uv
-from ${MISSING:-ubuntu}:24.04
-FROM debian:12
-"""
-    assert dockerfile.base_references(text) == ["debian:12", "ghcr.io/astral-sh/uv:1", "ubuntu:24.04"]
-    replaced = dockerfile.replace_references(
-        text, {"debian:12": "localhost/x", "ghcr.io/astral-sh/uv:1": "localhost/y"}
-    )
-    assert "FROM --platform=linux/amd64 localhost/x AS Build\n" in replaced
-    assert "COPY --chown=1:1 --from=localhost/y /uv /uv\n" in replaced
-    assert replaced.endswith("FROM localhost/x\n")
-    assert replaced.count("\n") == text.count("\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ARG A\nFROM ${A:-x}:1", ["x:1"]),
-        ("ARG A=\nFROM x${A:-1}${A-2}", ["x1"]),
-        ("ARG A=1\nFROM x${A:+yes}${B:+no}${B-2}", ["xyes2"]),
-        ("ARG A=a B='$A' C=\"$A:1\"\nFROM $C", ["a:1"]),
-        ("ARG A='$B' B=b\nFROM x:$A", ["x:$B"]),
-        ("FROM x AS a\nARG T=2\nFROM y:$T", ["x", "y:"]),
-        ("FROM x AS a\nFROM y AS b\nCOPY --from=1 a b\nCOPY --from=A a b", ["x", "y"]),
-        ("FROM x\nCOPY --from=3 a b\nCOPY a --from=c b", ["x", "3"]),
-        ("FROM 0\nFROM 0 AS last", ["0"]),
-        ("FROM x\nRUN --mount=type=bind,from=y:1,target=/y --mount=from=z:1 ls --mount=from=no", ["x", "y:1", "z:1"]),
-        ("FROM x\nCOPY --from=$STAGE a b", ["x"]),
-        ("\ufeffFROM x\r\nFROM y\r\n", ["x", "y"]),
-        ("# FROM no\n  FROM x", ["x"]),
-        ("FROM x\nENV A=<<EOF\nFROM y\nEOF", ["x", "y"]),
-        ("FROM", []),
-        ("", []),
-    ],
-)
-def test_references_are_read_as_a_builder_reads_them(text: str, expected: list[str]) -> None:
-    assert dockerfile.base_references(text) == expected
+def texts(text: str) -> list[str]:
+    return [instruction.text for instruction in instructions(text)]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +30,20 @@ def test_references_are_read_as_a_builder_reads_them(text: str, expected: list[s
 )
 def test_the_body_of_a_heredoc_is_no_instruction(opening: str, closing: str) -> None:
     text = f"FROM x\n{opening}\n{EMBEDDED}{closing}\nFROM y\nCOPY --from=z a b\n"
-    assert dockerfile.base_references(text) == ["x", "y", "z"]
-    assert dockerfile.has_heredoc(text)
-    replaced = dockerfile.replace_references(text, {"inside:1": "no", "inside:2": "no", "y": "new"})
-    assert replaced == text.replace("FROM y", "FROM new")
-    assert dockerfile.base_references(text.replace("\n", "\r\n")) == ["x", "y", "z"]
+    for written in (text, text.replace("\n", "\r\n")):
+        found = list(instructions(written))
+        assert [instruction.name for instruction in found][-2:] == ["FROM", "COPY"]
+        assert len(found) == 4
+        assert found[1].documents[0].content.startswith("from redis import Redis\nFROM inside:1\n")
+        assert found[2].line == text[: text.index("FROM y")].count("\n") + 1
+
+
+def test_a_document_keeps_its_words_and_whether_it_is_expanded() -> None:
+    text = "COPY <<a <<-'b' <<\"c\" <<d\\e /\n $x \\y\na\n\t\tone\n\t  two\n\tb\nc\nde\n"
+    (instruction,) = instructions(text)
+    found = [(document.name, document.content, document.is_expanded) for document in instruction.documents]
+    assert found == [("a", " $x \\y\n", True), ("b", "one\n  two\n", False), ("c", "", False), ("de", "", False)]
+    assert instruction.documents[1].source == "\t\tone\n\t  two\n\tb"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +52,6 @@ def test_the_body_of_a_heredoc_is_no_instruction(opening: str, closing: str) -> 
         "RUN cat <<< word",
         "RUN echo $((1<<3))",
         "RUN echo $(( 1 << 3 ))",
-        "# RUN <<EOF",
         'RUN echo "<<EOF"',
         "RUN echo '<<EOF'",
         'RUN ["cat", "<<EOF"]',
@@ -98,21 +61,44 @@ def test_the_body_of_a_heredoc_is_no_instruction(opening: str, closing: str) -> 
     ],
 )
 def test_what_only_looks_like_a_heredoc_hides_nothing(line: str) -> None:
-    text = f"FROM x\n{line}\nFROM y\nRUN EOF\nEOF\n"
-    assert dockerfile.base_references(text) == ["x", "y"]
-    assert not dockerfile.has_heredoc(text)
+    assert texts(f"FROM x\n# RUN <<EOF\n{line}\nFROM y\nRUN EOF\nEOF\n") == ["FROM x", line, "FROM y", "RUN EOF", "EOF"]
 
 
-def test_continued_lines_are_one_instruction_and_keep_their_places() -> None:
+def test_continued_lines_are_one_instruction_and_keep_their_line() -> None:
     text = "FROM --platform=linux/amd64 \\\n  # remark\n\n  debian:12 \\  \n  AS one\nRUN echo \\\nFROM two\nFROM one\n"
-    assert dockerfile.base_references(text) == ["debian:12"]
-    assert dockerfile.replace_references(text, {"debian:12": "x"}) == text.replace("debian:12", "x")
-    assert dockerfile.base_references("FROM a\nRUN x \\\\\nFROM b\n# c \\\nFROM d") == ["a", "b", "d"]
-    split = "FROM deb\\\nian:12 AS a\nRUN x\n"
-    assert dockerfile.replace_references(split, {"debian:12": "y"}) == "FROM y\\\n AS a\nRUN x\n"
+    found = list(instructions(text))
+    assert [(instruction.name, instruction.line) for instruction in found] == [("FROM", 1), ("RUN", 6), ("FROM", 8)]
+    assert found[0].rest == "debian:12   AS one"
+    assert texts("FROM a\nRUN x \\\\\nFROM b\n# c \\\nFROM d") == ["FROM a", "RUN x \\\\", "FROM b", "FROM d"]
+    assert texts("FROM deb\\\nian:12 AS a\n") == ["FROM debian:12 AS a"]
 
 
 def test_the_escape_directive_changes_what_continues_a_line() -> None:
-    text = "# syntax=docker/dockerfile:1\n# escape=`\nFROM a `\n  AS one\nRUN dir C:\\\nFROM b\nFROM one\n"
-    assert dockerfile.base_references(text) == ["a", "b"]
-    assert dockerfile.base_references("\n# escape=`\nFROM a\nRUN x \\\nFROM b\n") == ["a"], "too late"
+    text = "\ufeff# syntax=docker/dockerfile:1\n# escape=`\nFROM a `\n  AS one\nRUN dir C:\\\nFROM b\n"
+    assert texts(text) == ["FROM a   AS one", "RUN dir C:\\", "FROM b"]
+    assert texts("\n# escape=`\nFROM a\nRUN x \\\nFROM b\n") == ["FROM a", "RUN x FROM b"], "too late"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "rest"),
+    [
+        ("COPY --from=a --chown=1:1 b c", [("from", "a"), ("chown", "1:1")], "b c"),
+        ("COPY --link b --from=a", [("link", "")], "b --from=a"),
+        ('RUN --mount=type=bind,target="/a b" x', [("mount", "type=bind,target=/a b")], "x"),
+        ("RUN --mount='type=x,target=/a' --net=none -x", [("mount", "type=x,target=/a"), ("net", "none")], "-x"),
+        ("ONBUILD COPY --from=a b c", [], "COPY --from=a b c"),
+        ("run x", [], "x"),
+        ("RUN", [], ""),
+    ],
+)  # fmt: skip
+def test_options_are_apart_from_the_rest(text: str, flags: list[tuple[str, str]], rest: str) -> None:
+    instruction = Instruction(text, 1)
+    assert (instruction.flags, instruction.rest) == (flags, rest)
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [('["a", "b c"]', ["a", "b c"]), ("[]", []), ("[ -f x ]", None), ("[1]", None), ('"a"', None), ("['a']", None)],
+)
+def test_only_a_list_of_words_is_json(rest: str, words: list[str] | None) -> None:
+    assert Instruction(f"CMD {rest}", 1).json == words

@@ -25,6 +25,10 @@ from tests.unit.house.test_cli import run
         ("debian@sha256:00", "docker.io/library/debian@sha256:00", True),
         ("debian-like:1", "docker.io/library/debian-like:1", False),
         ("library/debian:12", "docker.io/library/debian:12", True),
+        ("public.ecr.aws/docker/library/debian:12", "public.ecr.aws/docker/library/debian:12", True),
+        ("mirror.gcr.io/library/python:3.11", "mirror.gcr.io/library/python:3.11", True),
+        ("public.ecr.aws/me/library/debian:12", "public.ecr.aws/me/library/debian:12", False),
+        ("quay.io/docker/library/debian:12", "quay.io/docker/library/debian:12", False),
         ("me/debian", "docker.io/me/debian", False),
         ("localhost/debian", "localhost/debian", False),
         ("quay.io:443/x/y:1", "quay.io:443/x/y:1", False),
@@ -106,6 +110,7 @@ def test_every_recipe_has_a_name_of_its_own() -> None:
     [
         ("debian:12", "debian-12"),
         ("docker.io/library/debian:12", "debian-12"),
+        ("public.ecr.aws/docker/library/debian:12", "debian-12"),
         ("library/debian:12", "debian-12"),
         ("debian", "debian-latest"),
         ("debian:latest", "debian-latest"),
@@ -143,6 +148,14 @@ def test_both_kinds_of_apt_sources_are_read(tmp_path: Path) -> None:
 
 
 DEBIAN_MIRROR = Mirror("http://one/debian/", ("bookworm",), ("main",), "/one.gpg")
+
+
+@pytest.mark.parametrize("reference", ["ubuntu:24.04", "ubuntu:22.04", "python:3.12", "python:3.10-slim"])
+def test_a_base_of_ubuntu_has_its_package_manager(reference: str) -> None:
+    """mmdebstrap installs packages of the priority *required*, of which apt is one in Debian alone."""
+    assert {"apt", "ubuntu-keyring"} <= set(offline_base(reference).packages)
+
+
 UBUNTU_MIRROR = Mirror("http://two/ubuntu", ("noble", "noble-updates"), ("main", "universe"), None)
 SECURITY = Mirror("http://one/debian-security", ("bookworm-security",), ("main",), None)
 OTHERS = Mirror("http://others/tools", ("bookworm",), ("main",), None)

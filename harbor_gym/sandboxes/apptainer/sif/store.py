@@ -25,7 +25,7 @@ from harbor_gym.sandboxes.images.build import ImageSource, content_hash, hold_im
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 3
+_FORMAT = 4
 """Version of the names. A change makes old files unreachable."""
 _LOCK_POLL_SEC = 0.1
 _KEY_DIGITS = 32

@@ -1,0 +1,174 @@
+# ruff: noqa: E501  # a Dockerfile a line
+"""Dockerfiles in forms that only Docker of today reads, or that builders read in more than one way; each with a twin."""
+
+from tests.helpers.sandboxes.dockerfiles import BASE, Recipe
+
+FORMS: dict[str, Recipe] = {
+    "here-documents": Recipe(
+        r"""
+ENV NAME=value
+COPY <<EOF /s.sh
+cost \$1 and \\ and "$NAME" and ${NONE:-'none'} and a\nb
+EOF
+COPY --chmod=750 --chown=5 <<A <<-'B' <<"C" /tmp/
+$NAME
+A
+		tabs $NAME
+	B
+\$NAME
+C
+ADD <<name.txt one /tmp/
+${NAME%lue}
+name.txt
+RUN <<EOF
+echo "$NAME" >/of-run; echo "$0" >>/of-run
+EOF
+RUN <<EOF
+#!/usr/bin/python3
+import sys; open("/of-program", "w").write(sys.argv[0])
+EOF
+RUN cat <<EOF >/of-cat && cat <<'END' >>/of-cat
+$NAME \$NAME
+EOF
+$NAME
+END
+""",
+        {"one": "1"},
+        twin=r"""
+ENV NAME=value
+RUN printf '%s\n' 'cost $1 and \ and "value" and '"'none'"' and anb' >/s.sh
+RUN cd /tmp && echo value >A && echo 'tabs $NAME' >B && printf '%s\n' '\$NAME' >C && chown 5:5 ? && chmod 750 ?
+RUN cd /tmp && echo va >name.txt && printf 1 >one
+RUN echo value >/of-run && echo /bin/sh >>/of-run && printf /dev/pipes/EOF >/of-program
+RUN printf '%s\n' 'value $NAME' '$NAME' >/of-cat
+""",
+    ),
+    "an ignore file with exceptions": Recipe(
+        """
+COPY . /all
+COPY src/*/*.py /some/
+RUN --mount=type=bind,target=/mnt ls -R /mnt >/mounted
+RUN --mount=source=src,target=/mnt ls -R /mnt >/mounted-part
+RUN --mount=target=/srv,source=/ test ! -e /srv/notes && test ! -e /srv/src/b.txt && test -e /srv/src/deep/er/d.py
+ADD src /added
+""",
+        {
+            "src/a.py": "a",
+            "src/b.txt": "b",
+            "src/deep/c.py": "c",
+            "src/deep/er/d.py": "d",
+            "src/deep/e.txt": "e",
+            "notes/solution": "s",
+            "x.md": "x",
+            "lib/y": "y",
+            "lib/keep/z": "z",
+            "lib/keep/.hidden": "h",
+            ".dockerignore": " # no comment\n*\n\n!src/**/*.py\n!lib/keep\nlib/**/.h*\n!/x.m?\n",
+        },
+        twin="""
+COPY . /all
+COPY src/*/*.py /some/
+RUN --mount=type=bind,target=/mnt ls -R /mnt >/mounted
+RUN --mount=source=src,target=/mnt ls -R /mnt >/mounted-part
+RUN mkdir -p /srv
+ADD src /added
+""",
+    ),
+    "stages that are not reached": Recipe(
+        f"RUN exit 1\nFROM nowhere.invalid/x AS unused\nCOPY --from=also.invalid/y /x /x\nFROM {BASE} AS used\nRUN echo u >/u\n"
+        f"FROM unused AS other\nFROM {BASE}\nCOPY --from=Used /u /u1\nCOPY --from=3 /u /u2\nRUN --mount=from=used,target=/mnt cp /mnt/u /u3\n",
+        twin="RUN echo u >/u && cp /u /u1 && cp /u /u2 && mv /u /u3\n",
+        directives="ARG ZERO=scratch\nFROM $ZERO AS zero\n",
+    ),
+    "variables in FROM": Recipe(
+        "FROM ${NOPE:-$D}:${REL}${V:+-$V} AS a\nRUN echo a >/a\nFROM ${WHOLE%%@*} AS b\nRUN echo b >/b\nFROM ${OF/x/debian} AS C\n"
+        'FROM "$D":${REL}-${V} AS d\nCOPY --from=a /a /\nCOPY --from=b /b /\n',
+        directives=f"ARG D=debian REL=bookworm V=slim\nARG WHOLE={BASE}@sha OF=x:bookworm-slim\n",
+        twin="RUN echo a >/a && echo b >/b\n",
+    ),
+    "forms of substitution": Recipe(
+        r"""
+ARG V=a.b.c A P=/usr/local/lib/x.tar.gz
+ENV SET=s EMPTY=
+COPY f-${A-unset} f-${SET+set} /tmp/
+COPY f-${EMPTY-} f-${EMPTY:-empty} f-${SET:?} /tmp/
+COPY f-${V#*.} f-${V##*.} f-${V%.*} f-${V%%.*} f-${V/b/B} f-${V//./-} /tmp/
+ENV TAIL=${P##*/} HEAD=${P%/*} NESTED=${NOPE:-${SET:+$V}} QUOTED="${NOPE:-a b}" SINGLE='$V' ESCAPED=\$V LEFT="\$V \\ \x"
+LABEL tail=$TAIL "two $SET"="${HEAD//\//_}"
+RUN echo "$TAIL $HEAD $NESTED $QUOTED $SINGLE $ESCAPED $LEFT" >/formed
+WORKDIR /tmp/${P##*.}$EMPTY
+USER ${A:-${SET/s/nobody}}
+STOPSIGNAL ${S:-SIG}QUIT
+ENV PORTS="80 81/udp"
+EXPOSE $PORTS 90-92
+""",
+        dict.fromkeys(
+            ("f-unset", "f-set", "f-", "f-empty", "f-s", "f-b.c", "f-c", "f-a.b", "f-a", "f-a.B.c", "f-a-b-c"), "f"
+        ),
+        twin=r"""
+ENV SET=s EMPTY=
+COPY f-* /tmp/
+ENV TAIL=x.tar.gz HEAD=/usr/local/lib NESTED=a.b.c QUOTED="a b" SINGLE='$V' ESCAPED=\$V LEFT="\$V \\ \x"
+LABEL tail=x.tar.gz "two s"="_usr_local_lib"
+RUN echo "$TAIL $HEAD $NESTED $QUOTED $SINGLE $ESCAPED $LEFT" >/formed
+WORKDIR /tmp/gz
+USER nobody
+STOPSIGNAL SIGQUIT
+ENV PORTS="80 81/udp"
+EXPOSE 80 81/udp 90 91 92
+""",
+    ),
+    "ARG and ENV of one name": Recipe(
+        "ENV L=env M=env\nARG L=arg\nARG M\nRUN echo $L $M >/r1\nENV L=$L-again\nRUN echo $L >/r2\nARG L=last PATH=$PATH:/none\n"
+        f"RUN echo $L $PATH >/r3\nFROM {BASE} AS first\nENV L=env\nARG L=arg M\nFROM first AS second\nRUN echo $L $M >/r4\nARG L=second TARGETARCH\nCMD echo $L\nLABEL l=$L\nRUN echo $L $TARGETARCH >/r5\n"
+        'ENV N=\'a"b\' O="c\'d $L"\nRUN echo "$N $O" >/r6\n',
+        directives="ARG M=global\n",
+    ),
+    "names that --chown does not know": Recipe(
+        "RUN useradd -u 1500 -g 50 worker\nCOPY --chown=nobody2 one /tmp/1\nCOPY --chown=nobody3:staff one /tmp/2\nCOPY --chown=worker:nogroup3 one /tmp/3\n"
+        "ARG WHO=none\nCOPY --chown=$WHO:${WHO}4 dir /tmp/4\nADD --chown=worker:1600 one /tmp/5\nCOPY --from=0 --chown=other /etc/debian_version /tmp/6\n",
+        {"one": "1", "dir/x": "x"},
+        directives=f"FROM {BASE} AS zero\n",
+    ),
+    "modes": Recipe(
+        "COPY --chmod=u+x,go-w one /tmp/1\nCOPY --chmod=a=rX dir /tmp/2\nARG M=750\nCOPY --chmod=$M dir one /tmp/\nADD --chmod=4711 one /tmp/4\n"
+        "COPY --chmod=u=rwxs,g=u,o=,+t one /tmp/5\nCOPY --chmod=0640 dir/x dir/sub /tmp/6/\nCOPY --chmod=700 dir /tmp/7/8\nCOPY --chmod=2711 one /tmp/9/10/\n",
+        {"one": "1", "dir/x": "x", "dir/sub/y": "y"},
+        twin="COPY one /tmp/1\nCOPY dir /tmp/2\nCOPY dir one /tmp/\nCOPY one /tmp/4\nCOPY one /tmp/5\nCOPY dir/x dir/sub /tmp/6/\nCOPY dir /tmp/7/8\nCOPY one /tmp/9/10/\n"
+        "RUN cd /tmp && chmod 744 1 && chmod 444 2/x 2/sub/y && chmod 555 2/sub && chmod 750 x sub sub/y one && chmod 4711 4 && chmod 5770 5 && "
+        "chmod 640 6 6/* && chmod 700 7 7/8 7/8/x 7/8/sub 7/8/sub/y && chmod 711 9 9/10 && chmod 2711 9/10/one\n",
+    ),
+    "mounts of memory and of secrets": Recipe(
+        "RUN --mount=type=tmpfs,target=/tmp,size=1m df --output=size /tmp | tail -1 | tr -d ' ' >/size\nRUN --mount=type=tmpfs,dst=/tmp,size=3145728 df --output=size /tmp | tail -1 | tr -d ' ' >/size3\n"
+        'RUN --mount=type=secret,id=x,env=SECRET echo "none: $SECRET" >/secret\nRUN --mount=type=secret,id=y,target=/tmp/y,required=false test ! -e /tmp/y\n'
+        "ARG AT=tmp\nRUN --mount=type=cache,target=/${AT},id=$AT,mode=0700 stat -c %a /tmp >/cached\n",
+        twin="RUN echo 1024 >/size\nRUN echo 3072 >/size3\nRUN echo 'none: ' >/secret\nRUN echo 700 >/cached\n",
+    ),
+    "limits of a RUN": Recipe(
+        'RUN python3 -c "import os; [os.dup(0) for _ in range(3000)]"\nRUN ulimit -n >/files; ulimit -Hn >/files-hard\nRUN grep processes /proc/self/limits >/processes\n',
+    ),
+    "names of whiteouts": Recipe(
+        "RUN mkdir /tmp/w && cd /tmp/w && touch .wh.y z && mkdir .wh.d && touch d2\nRUN touch /tmp/w/a && rm /tmp/w/z\nRUN mkdir /tmp/v && touch /tmp/v/.wh..wh..opq /tmp/v/x\n"
+        "RUN touch /tmp/.wh.gone /tmp/gone\n",
+    ),
+    "patterns": Recipe(
+        "COPY ** /tmp/1/\nCOPY d/** /tmp/2/\nCOPY d/*/**.txt /tmp/3/\nCOPY --from=zero /e/** /tmp/4/\nCOPY d/[a-c]* d/s?b /tmp/5/\nCOPY nothing* /tmp/6/\nCOPY nothing* d/b /tmp/7/\n"
+        'COPY d/\\[x\\] /tmp/8/\nCOPY ["d/[[]x]", "/tmp/9/"]\nCOPY d/[^a-e]* /tmp/10/\nCOPY */sub/../b /tmp/11/\n',
+        {
+            "top": "t",
+            "d/b": "b",
+            "d/e": "e",
+            "d/sub/c.txt": "c",
+            "d/sub/deep/f.txt": "f",
+            "d/[x]": "x",
+            ".dockerignore": "Dockerfile\n",
+        },
+        directives=f"FROM {BASE} AS zero\nRUN mkdir -p /e/a/b && touch /e/x /e/a/y /e/a/b/z\n",
+    ),
+    "a mark before a comment": Recipe(
+        "ENV A=b\nRUN echo $A >/x\n", directives="\ufeff# a comment\n#another=one\n", twin="ENV A=b\nRUN echo $A >/x\n"
+    ),
+    "a mark and a directive": Recipe(
+        "RUN echo a `\n  b \\>/x\nRUN dir=C:\\\nENV P=C:\\x\n", directives="\ufeff# escape=`\n"
+    ),
+}

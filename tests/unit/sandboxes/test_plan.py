@@ -1,0 +1,232 @@
+"""The Dockerfile that buildah gets in a task's place."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from harbor_gym.errors import TaskError, TaskUnsupportedError
+from harbor_gym.sandboxes.images.context import Context
+from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, StageStart, planned, unknown_name
+from harbor_gym.sandboxes.images.recipe import read
+
+ENV = ("PATH=/bin",)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    directory = tmp_path / "environment"
+    (directory / "dir").mkdir(parents=True)
+    for name in ("one", "two", "dir/x", "x[1]$y"):
+        (directory / name).write_text(name)
+    (tmp_path / "folder").mkdir()
+    return Context(directory, tmp_path / "folder")
+
+
+def plan(text: str, context: Context, bases: Mapping[str, StageStart] | None = None) -> Plan:
+    recipe = read(text)
+    return planned(recipe, bases or dict.fromkeys(recipe.images, StageStart(env=ENV)), {"a": "local/a"}, context)
+
+
+def lines(text: str, context: Context, bases: Mapping[str, StageStart] | None = None) -> list[str]:
+    """Return what is written after FROM."""
+    return [line for line in plan(text, context, bases).text.splitlines() if not line.startswith("FROM")]
+
+
+def made(owner: str, place: str) -> str:
+    return f'COPY --chown={owner} --from=harbor-gym-empty ["/", "{place}/"]'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("WORKDIR /b\nWORKDIR c", [made("0:0", "/b"), "WORKDIR /b", "WORKDIR /b/c"]),
+        ("WORKDIR /b\nRUN x", ["WORKDIR /b", "RUN x"]),
+        ("USER d:e\nWORKDIR /b c", ["USER d:e", made("d:e", "/b c"), "WORKDIR /b c"]),
+        ("WORKDIR /b\nUSER d\nRUN x", [made("0:0", "/b"), "WORKDIR /b", "USER d", "RUN x"]),
+        ("ENV B=/b\nWORKDIR $B\nRUN x", ['ENV B="/b"', "WORKDIR /b", "RUN x"]),
+        ("WORKDIR /", ["WORKDIR /"]),
+    ],
+)
+def test_a_workdir_that_buildah_would_not_make_so_is_made_before(
+    text: str, expected: list[str], context: Context
+) -> None:
+    assert lines(f"FROM a\n{text}\n", context) == expected
+
+
+def test_a_base_counts_with_its_settings(context: Context) -> None:
+    bases = {"a": StageStart("dev", "/base", ("bash", "-c"), env=(*ENV, "V=v"))}
+    text = "FROM a\nWORKDIR b\nRUN --mount=target=c,source=$V x\nCMD $V\nUSER ${V}\n"
+    assert lines(text, context, bases) == [
+        made("dev", "/base/b"),
+        "WORKDIR /base/b",
+        "RUN --mount=target=/base/b/c,source=v,type=bind x",
+        'CMD ["bash", "-c", "$V"]',
+        "USER v",
+    ]
+
+
+def test_volumes_are_kept_from_buildah(context: Context) -> None:
+    text = 'FROM a AS s\nENV V=/v\nVOLUME $V\nFROM s\nVOLUME /y \\\n  /z\nVOLUME ["/a b"]\n'
+    assert plan(text, context).volumes == ("/v", "/y", "/z", "/a b")
+    assert "VOLUME" not in plan(text, context).text
+
+
+def test_stages_go_by_number_and_the_unreached_are_gone(context: Context) -> None:
+    text = "FROM b AS no\nRUN no\nFROM a AS Yes\nRUN y\nFROM yes\n"
+    text += "COPY --from=YES /x /y\nRUN --mount=from=Yes,target=/z z\n"
+    assert plan(text, context).text == (
+        'FROM local/a AS s1\nRUN y\nFROM s1 AS s2\nCOPY --from=s1 ["/x", "/y"]\n'
+        "RUN --mount=from=s1,target=/z,type=bind z\n"
+    )
+
+
+def test_onbuild_of_a_stage_is_written_out(context: Context) -> None:
+    shell = 'SHELL ["/bin/bash", "-c"]'
+    text = f"FROM a AS s\nONBUILD USER d\nONBUILD {shell}\nFROM s AS t\nWORKDIR /b\nCMD x\nFROM t\nONBUILD RUN y\n"
+    expected = ["USER d", shell, made("d", "/b"), "WORKDIR /b", 'CMD ["/bin/bash", "-c", "x"]', "ONBUILD RUN y"]
+    assert lines(text, context) == expected
+
+
+@pytest.mark.parametrize(
+    ("triggers", "named"),
+    [
+        (("USER d", "WORKDIR /b"), "a has ONBUILD WORKDIR /b"),
+        (("WORKDIR /c",), "a has ONBUILD WORKDIR /c"),
+        (('SHELL ["/bin/bash", "-c"]', "CMD x"), "a has ONBUILD CMD x"),
+    ],
+)
+def test_what_a_base_would_do_otherwise_on_build_is_refused(
+    triggers: tuple[str, ...], named: str, context: Context
+) -> None:
+    with pytest.raises(TaskError, match=named):
+        plan("FROM a\nUSER e\n", context, {"a": StageStart(triggers=triggers, env=ENV)})
+
+
+def test_the_variables_of_a_bases_onbuild_count(context: Context) -> None:
+    bases = {"a": StageStart(triggers=("ENV A=b", "RUN x", "WORKDIR /w"), env=ENV)}
+    assert lines("FROM a\nRUN y\nUSER $A\n", context, bases) == ["RUN y", "USER b"]
+
+
+def test_an_argument_hides_a_variable_for_a_run_alone(context: Context) -> None:
+    text = (
+        "ARG g=1\nFROM a AS s\nARG g h=$g.h i TARGETARCH\nENV h=env\nRUN x\nARG h=2\nRUN y\nFROM s\nRUN z\nENV h=$h$g\n"
+    )
+    hidden = ['ENV h="2"', "RUN y", 'ENV h="env"']
+    assert lines(text, context) == [
+        'ARG g="1"', 'ARG h="1.h"', "ARG TARGETARCH", 'ENV h="env"', "RUN x", *hidden,
+        'ARG g="1"', "ARG TARGETARCH", "RUN z", 'ENV h="env1"',
+    ]  # fmt: skip
+
+
+def test_values_are_written_so_that_nothing_in_them_is_read_again(context: Context) -> None:
+    text = r"""FROM a
+ENV A='$x "y"' B=a\$b C="a\\b"
+ENV D e  f
+LABEL "k $A"=v
+"""
+    assert lines(text, context) == [
+        r'ENV A="\$x \"y\"" B="a\$b" C="a\\b"', r'ENV D="e  f"', r'LABEL "k \$x \"y\""="v"',
+    ]  # fmt: skip
+
+
+def test_sources_are_paths_in_the_context(context: Context) -> None:
+    text = r"""FROM a
+WORKDIR /w
+RUN x
+COPY o* "two" sub/
+COPY ["x[[]*", "."]
+COPY nothing* /n/
+ADD ../dir/./x /added
+COPY --link --chown=5 dir/ ..
+"""
+    assert lines(text, context)[2:] == [
+        'COPY --from=harbor-gym-context ["/one", "/two", "/w/sub/"]',
+        r'COPY --from=harbor-gym-context ["/x\\\\[1]\\$y", "/w/"]',
+        'COPY --from=harbor-gym-context ["/dir/x", "/added"]',
+        'COPY --from=harbor-gym-context --chown=5 ["/dir", "/"]',
+    ]
+
+
+def test_documents_and_modes_are_made(context: Context) -> None:
+    documents = "COPY --chmod=4700 <<x <<'y' /tmp/\n$A \\$A \\b 'c'\nx\n$A\ny\n"
+    text = f"FROM a\nENV A=b\n{documents}COPY --chmod=u=rwx,go= dir one /tmp/\n"
+    assert lines(text, context)[1:] == [
+        'COPY --from=harbor-gym-made ["/1/x", "/1/y", "/tmp/"]', 'COPY --from=harbor-gym-made ["/2/", "/tmp/"]',
+    ]  # fmt: skip
+    assert (context.made / "1" / "x").read_text() == "b $A b 'c'\n"
+    assert (context.made / "1" / "y").read_text() == "$A\n"
+    modes = [(context.made / path).stat().st_mode & 0o7777 for path in ("1/x", "2/x", "2/one")]
+    assert modes == [0o4700, 0o700, 0o700]
+
+
+def test_documents_of_a_run_are_its_command(context: Context) -> None:
+    text = "FROM a\nRUN <<x\necho <y\nx\nRUN <<x\n#!/bin/z\nx\nRUN cat <<x >/y\n$A\nx\n"
+    assert lines(text, context) == [
+        r'RUN ["/bin/sh", "-c", "echo \u003cy\n"]',
+        'RUN --mount=type=bind,from=harbor-gym-made,source=/1,target=/dev/pipes ["/bin/sh", "-c", "/dev/pipes/x"]',
+        r'RUN ["/bin/sh", "-c", "cat \u003c\u003cx >/y\n$A\nx"]',
+    ]
+
+
+def test_a_very_long_command_is_folded(context: Context) -> None:
+    command = "echo " + "word " * 20_000
+    text = plan(f"FROM a\nRUN {command}\n", context).text
+    assert all(len(line) < 1 << 16 for line in text.splitlines())
+    (instruction,) = read(text).stages[0].instructions
+    assert instruction.rest == command.strip()
+
+
+def test_directories_that_a_mode_is_for_are_looked_for_first(context: Context) -> None:
+    text = "FROM a\nRUN x\nCOPY --chmod=700 one /p/q/\n"
+    with pytest.raises(LookNeeded) as caught:
+        plan(text, context)
+    assert (caught.value.path, caught.value.plan.text) == ("/p/q", "FROM local/a AS s0\nRUN x\n")
+    recipe, bases = read(text), {"a": StageStart(env=ENV)}
+    found = planned(recipe, bases, {}, context, directories={caught.value.key: "/p"}).text.splitlines()
+    assert found[-2:] == [
+        'COPY --from=harbor-gym-made ["/1/", "/p/"]', 'COPY --from=harbor-gym-made ["/2/one", "/p/q/"]',
+    ]  # fmt: skip
+    assert (context.made / "1" / "q").stat().st_mode & 0o777 == 0o700
+
+
+def test_names_that_the_image_does_not_know_are_roots(context: Context) -> None:
+    said = 'looking up UID/GID for "nobody2:crew": determining run uid: user: unknown user'
+    assert unknown_name(said) == "u:nobody2"
+    assert unknown_name(said.replace("uid", "gid")) == "g:crew"
+    assert unknown_name("looking up") == ""
+    recipe, bases = read("FROM a\nCOPY --chown=u:g one /\nCOPY --chown=v:g one /\n"), {"a": StageStart(env=ENV)}
+    text = planned(recipe, bases, {}, context, unknown={"u:u", "g:g"}).text
+    assert "--chown=0 " in text
+    assert "--chown=v " in text
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "why"),
+    [
+        ("NOTHING x", "line 2, column 1", "NOTHING is no instruction"),
+        ("COPY one", "line 2, column 1", "needs a source and a destination"),
+        ("COPY --chmod=rwx one /tmp/", "line 2, column 1", "is no mode"),
+        ("COPY --chmod=u=x none /tmp/", "line 2, column 1", "none is not in the build context"),
+        ("ENV A=b c", "line 2, column 9", "c has no '='"),
+        ("USER ${A", "line 2, column 6", "missing|bad"),
+        ("RUN --mount=type=secret,id=x,required=true y", "line 2, column 18", "no secret is given"),
+        ("RUN --mount=type=tmpfs,target=/x,size=big y", "line 2, column 39", "big is no size"),
+        ("COPY [x /tmp/", "line 2, column 1", "a bracket is not closed"),
+        ("SHELL x", "line 2, column 7", "takes a JSON list"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_place(line: str, place: str, why: str, context: Context) -> None:
+    with pytest.raises(TaskError, match=rf"({place}): .*({why}).*--env docker"):
+        plan(f"FROM a\n{line}\n", context)
+
+
+def test_a_symbolic_mode_of_another_stages_files_is_refused(context: Context) -> None:
+    with pytest.raises(TaskUnsupportedError, match=r"line 3: --chmod=u=x with --from.*octal"):
+        plan("FROM a\nFROM a\nCOPY --from=0 --chmod=u=x /a /b\n", context)
+
+
+def test_each_step_of_buildah_leads_to_the_tasks_instruction(context: Context) -> None:
+    found = plan("FROM a AS s\nENV A=b\n\nRUN x\nFROM a\nCOPY --from=s /x /y\n", context)
+    told = [found.origin(line) for line in ("[1/2] STEP 3/3: RUN x", "[2/2] STEP 2/2: COPY", "STEP 1/3: FROM", "x")]
+    assert [origin.line if origin else None for origin in told] == [4, 6, 1, None]
