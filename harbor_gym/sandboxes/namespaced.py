@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
@@ -38,6 +39,9 @@ from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 from harbor_gym.sandboxes.supervisor.running import Finished, RunningSandbox
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SMALL_IDS = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})?")
+"""A USER that needs no look: its ids exist in every sandbox, or are checked with the image's."""
+
 _LEAST_CPUS = 0.01
 """The kernel's smallest quota is 1 ms in periods of 100 ms."""
 
@@ -479,7 +483,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             SandboxStartError: The ENTRYPOINT ended before it had executed its arguments.
             TaskError: The image has no account for its USER, or the HEALTHCHECK fails as often as the image allows.
         """
-        if image.user != "root" and not image.user.replace(":", "").isdecimal():
+        if image.user != "root" and not _SMALL_IDS.fullmatch(image.user):
             try:
                 await self._look("/", image.user)
             except (SandboxLostError, SandboxTimeoutError):

@@ -13,7 +13,7 @@ from typing import Any
 from harbor.environments.base import ExecResult
 
 from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.errors import SandboxStartError, TaskError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.declared import no_account
 from harbor_gym.sandboxes.docker import engine
@@ -24,6 +24,8 @@ from harbor_gym.sandboxes.health import healthcheck_of, unhealthy
 _COMMAND_END_SEC = 5.0
 _NO_ACCOUNT = re.compile(r"unable to find (?:user|group) ([^:\n]+):[^\n]*")
 """Docker's error for a USER that is not in the image. Source: github.com/moby/sys, user."""
+_OUT_OF_RANGE = re.compile(r"uids and gids must be in range [0-9-]+")
+"""Its error for one that no image can have."""
 _COPY_TIMEOUT_SEC = 600.0
 _PULL_TIMEOUT_SEC = 600.0
 
@@ -70,6 +72,8 @@ def require_account(refusal: Exception) -> None:
     """Raise a TaskError instead if Docker found no account for the image's USER."""
     if (found := _NO_ACCOUNT.search(str(refusal))) is not None:
         raise no_account(found[1], found[0]) from refusal
+    if (found := _OUT_OF_RANGE.search(str(refusal))) is not None:
+        raise TaskError(f"the USER of the task's image can't be used ({found[0]}): give it a lower id") from refusal
 
 
 async def require_health(project: str, refusal: Exception) -> None:
