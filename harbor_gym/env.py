@@ -655,7 +655,7 @@ class AsyncTerminalGymEnv:
             terminal,
             commands,
             late_sec=longest_wait_sec(commands, config) + PATIENCE_SEC,
-            find_breakage=lambda nonsense: episode.find_breakage(terminal.leftovers, answers_nonsense=nonsense),
+            find_breakage=lambda failure: episode.find_breakage(terminal.leftovers, failure),
         )
         if not turn.ended:
             await self._look(terminal)

@@ -398,17 +398,22 @@ class Episode:
             self._finished_result(run)
         return await self._verdict(next_phase)
 
-    async def find_breakage(self, terminal: Leftovers | None = None, *, answers_nonsense: bool = False) -> str | None:
+    async def find_breakage(self, terminal: Leftovers | None = None, failure: Exception | None = None) -> str | None:
         """Return how the policy broke the sandbox of the running phase; None without evidence that it did.
 
         Args:
             terminal: The processes of a terminal in it that failed.
-            answers_nonsense: Whether the terminal failed because of unreadable answers.
+            failure: How it failed; None if it is only late.
         """
         if self._phase is None:
             return None
-        pids = terminal.pids if terminal is not None else ()
-        return await find_breakage(self._phase.environment, terminal=pids, answers_nonsense=answers_nonsense)
+        return await find_breakage(
+            self._phase.environment,
+            terminal=terminal.pids if terminal is not None else (),
+            # A sandbox that is reported lost but still exists gave an answer that can't be read.
+            answers_nonsense=isinstance(failure, SandboxLostError | ValueError | LookupError),
+            has_timed_out=isinstance(failure, SandboxTimeoutError),
+        )
 
     def _end_as_broken(self, breakage: str) -> PhaseEnd:
         """Return the end of a phase whose policy broke the sandbox, so that there is no verdict."""

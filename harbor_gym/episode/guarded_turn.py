@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym.config import TerminalConfig
-from harbor_gym.errors import HarborGymError, SandboxLostError, TerminalError
+from harbor_gym.errors import HarborGymError, TerminalError
 from harbor_gym.formats import prompts
 from harbor_gym.terminal import Terminal, TerminalTurn
 from harbor_gym.terminal.screen.observation import Excerpt, compose
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 PATIENCE_SEC = 5.0
 """Seconds that a terminal may be late before it is checked whether the policy broke it."""
 
-type FindBreakage = Callable[[bool], Awaitable[str | None]]
-"""Returns how the policy broke the terminal, or None; the argument is whether the terminal's answers can't be read."""
+type FindBreakage = Callable[[Exception | None], Awaitable[str | None]]
+"""Returns how the policy broke the terminal, or None; the argument is how the turn failed, None while it is late."""
 
 _logger = logging.getLogger(__name__)
 
@@ -47,16 +47,15 @@ async def take_turn(
     try:
         await asyncio.wait((turn,), timeout=late_sec)
         if not turn.done():
-            breakage = await find_breakage(False)
+            breakage = await find_breakage(None)
         if breakage is None:
             return await turn
     except HarborGymError as exc:
-        # A sandbox that is reported lost but still exists gave an answer that can't be read.
-        if not exc.is_infrastructure or (breakage := await find_breakage(isinstance(exc, SandboxLostError))) is None:
+        if not exc.is_infrastructure or (breakage := await find_breakage(exc)) is None:
             raise
     except (ValueError, LookupError) as exc:
         # The policy controls the sandbox's answers: no answer may end an episode without a verdict.
-        if (breakage := await find_breakage(True)) is None:
+        if (breakage := await find_breakage(exc)) is None:
             raise TerminalError(f"the terminal gave no usable answer: {type(exc).__name__}: {exc}") from exc
     finally:
         await cancel_and_wait(turn)

@@ -84,5 +84,7 @@ async def test_memory_that_runs_out_while_grading_is_reported_and_nothing_of_the
         "(setsid env -i bash -c 'while sleep 0.01; do echo 1 > /logs/verifier/reward.txt; done' &>/dev/null &)"
     )
     with pytest.raises(VerifierOutOfMemoryError, match="memory limit killed") as caught:
-        await run_episode(task_dir, [exploit_agent], sandbox="docker", ambiguous_failures="infrastructure")
+        await run_episode(
+            task_dir, [exploit_agent], sandbox="docker", ambiguous_failures="infrastructure", keep_agent_processes=False
+        )
     assert caught.value.is_infrastructure

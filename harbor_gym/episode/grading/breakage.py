@@ -15,11 +15,16 @@ from pathlib import Path, PurePosixPath
 from harbor.environments.base import BaseEnvironment
 
 from harbor_gym._runtime.shell_text import QUIET
+from harbor_gym.episode.grading.cleanup import take_baseline
+from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.extensions import SupportsIsUp
 
 _PROBE_TIMEOUT_SEC = 30
 _PROBE = ": does it still answer\n"
 _ROOT = (None, "root", "0", 0)
+_CROWD = 256
+"""More processes than honest work leaves where a terminal has not answered in time; a fork bomb goes to the limit."""
+
 _DEAD_OR_STOPPED = frozenset("ZXTt")
 _SHELLS, _PYTHON = ("sh", "bash", "dash", "ash", "ksh", "zsh"), "python"
 
@@ -42,6 +47,7 @@ async def find_breakage(
     interpreter: Sequence[str] = (),
     terminal: Sequence[str] = (),
     answers_nonsense: bool = False,
+    has_timed_out: bool = False,
 ) -> str | None:
     """Return how the policy broke a sandbox; None without evidence that it did.
 
@@ -53,6 +59,8 @@ async def find_breakage(
         terminal: Ids of processes that must still run.
         answers_nonsense: Whether the terminal's answers can't be read, which is the policy's doing if nothing else is
             broken.
+        has_timed_out: Whether the terminal gave no answer in time, which is the policy's doing if a crowd of processes
+            is there.
     """
     if not await _is_up(environment, unknown=True):
         return None
@@ -76,7 +84,16 @@ async def find_breakage(
         return "the processes of its terminal were stopped or killed"
     if grader is not None and (hindrance := await _hindrance(environment, grader)) is not None:
         return hindrance if await _is_up(environment, unknown=False) else None
+    if has_timed_out and (count := await _count_processes(environment)) > _CROWD:
+        return f"its terminal did not answer in time beside {count} processes"
     return "its terminal's answers can't be read" if answers_nonsense else None
+
+
+async def _count_processes(environment: BaseEnvironment) -> int:
+    try:
+        return len((await take_baseline(environment)).processes)
+    except SandboxError:
+        return 0
 
 
 async def is_there(environment: BaseEnvironment) -> bool:

@@ -231,7 +231,10 @@ CONFIGS: dict[str, Recipe] = {
     "ENV": Recipe('ENV A="b c" D=e F=\nENV PATH=/x:$PATH\n'),
     "ARG of a stage": Recipe(
         f"FROM {BASE} AS a\nARG G=of-a H=$G.h\nENV E=env\nARG E=arg\nFROM a AS b\nRUN echo $G $H $E >/b\nARG G=of-b\n"
-        f"FROM b\nRUN echo $G $H $E >/c\n"
+        f"FROM b\nRUN echo $G $H $E >/c\n",
+        # Docker 20.10 does not see the first of an ARG's names in the value of the second.
+        twin=f"FROM {BASE} AS a\nARG G=of-a\nARG H=$G.h\nENV E=env\nARG E=arg\nFROM a AS b\nRUN echo $G $H $E >/b\n"
+        "ARG G=of-b\nFROM b\nRUN echo $G $H $E >/c\n",
     ),
     "ONBUILD of a stage": Recipe(
         f'FROM {BASE} AS Parent\nONBUILD USER nobody\nONBUILD SHELL ["/bin/bash", "-c"]\nONBUILD COPY one /of/\n'

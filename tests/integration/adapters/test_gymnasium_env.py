@@ -95,7 +95,7 @@ def test_an_episode_ends_as_gymnasium_has_it(tasks: Path) -> None:
 
 def test_a_failure_of_the_infrastructure_raises_and_the_next_episode_runs(tmp_path: Path) -> None:
     broken = "#!/bin/bash\n[ -e /srv/broken ] || echo 0 > /logs/verifier/reward.txt\n"
-    env = make(write_task(tmp_path / "broken", test_sh=broken))
+    env = make(write_task(tmp_path / "broken", test_sh=broken), ambiguous_failures="infrastructure")
     env.reset()
     env.step("touch /srv/broken\n")
     with pytest.raises(VerifierError):

@@ -122,7 +122,7 @@ def test_disabled_resets_only_what_the_mask_selects(task_dir: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_a_failure_of_the_infrastructure_stays_with_the_one_that_failed(fragile: Path, mode: str) -> None:
-    envs = make(fragile, 3, autoreset_mode=mode)
+    envs = make(fragile, 3, autoreset_mode=mode, ambiguous_failures="infrastructure")
     envs.reset()
     envs.step([DONE, "touch /srv/broken\n", "echo untouched\n"])
     observations, rewards, terminated, truncated, infos = envs.step([COMPLETE, COMPLETE, "echo on\n"])

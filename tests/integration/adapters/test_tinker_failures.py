@@ -28,7 +28,10 @@ GIVE_UP = message(None, complete=True)
 def make_builder(task_dir: Path, model_dir: str, sandbox: str, size: int = GROUP_SIZE, **options: Any) -> Any:
     from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 
-    config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=options)
+    # A verifier that fails in one sandbox of many would else be the policy's failure: another sandbox has a verdict.
+    config = TerminalEnvConfig(
+        task_dir=task_dir, sandbox=sandbox, sandbox_options=options, ambiguous_failures="infrastructure"
+    )
     return HarborSingleTaskEnvGroupBuilder(
         GroupTemplate(env=config, group_size=size, model_name=model_dir, renderer_name=RENDERER, max_tokens=500)
     )

@@ -206,3 +206,14 @@ async def test_who_kills_the_verifier_has_failed(tmp_path: Path, user: str) -> N
     reward, info = await played(task, f"setsid bash -c {_quoted(kills)} >/dev/null 2>&1 </dev/null & sleep 0.2")
     assert reward == 0.0
     assert info.get("end_reason") == ("sandbox_broken" if user == "root" else "completed")
+
+
+@pytest.mark.parametrize("job", ["( {}; ) &", "( ( {}; ) & )", "f() {{ {}; }}; f & disown", "{{ {}; }} &"])
+async def test_a_job_without_a_program_of_its_own_runs_on(tmp_path: Path, job: str) -> None:
+    """The shell forks for it and executes nothing, so it looks like the terminal's own shell."""
+    test_sh = (
+        '#!/bin/bash\nread -r -t 5 word </srv/pipe; [ "$word" = beat ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n'
+    )
+    task = write_task(tmp_path / "task", dockerfile=DOCKERFILE, test_sh=test_sh)
+    reward, _ = await played(task, f"mkfifo /srv/pipe; {job.format('while :; do echo beat >/srv/pipe; done')}", 0.3)
+    assert reward == 1.0

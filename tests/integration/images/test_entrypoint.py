@@ -117,7 +117,7 @@ async def test_its_service_is_seen_by_healthcheck_and_verifier_and_survives_the_
         '[ "${b:-0}" -gt "${a:-0}" ] && echo 1 >/logs/verifier/reward.txt && break; done\n',
         toml='[environment.healthcheck]\ncommand = "test -s /srv/state/beat"\ninterval_sec = 0.1\nretries = 100\n',
     )
-    config = TerminalEnvConfig(task_dir=task, sandbox=kind)
+    config = TerminalEnvConfig(task_dir=task, sandbox=kind, keep_agent_processes=False)
     async with AsyncTerminalGymEnv(config) as env:
         await env.reset()
         await env.step([Command("sleep 1000 &\n", 30.0)])

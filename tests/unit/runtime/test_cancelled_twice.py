@@ -70,7 +70,7 @@ async def test_work_in_a_phase_is_over() -> None:
 
 
 async def test_a_turn_is_over() -> None:
-    async def find_breakage(_: bool) -> None:
+    async def find_breakage(_: Exception | None) -> None:
         return None
 
     cleanup = Cleanup()

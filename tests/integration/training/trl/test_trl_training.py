@@ -131,7 +131,14 @@ def test_lost_episodes_are_left_out(
 ) -> None:
     with (
         caplog.at_level(logging.WARNING, logger="harbor_gym"),
-        make(letter_task, policy, sandbox=SECOND_IS_LOST, sandbox_options=solved(), max_retries=0) as spec,
+        make(
+            letter_task,
+            policy,
+            sandbox=SECOND_IS_LOST,
+            sandbox_options=solved(),
+            max_retries=0,
+            ambiguous_failures="infrastructure",
+        ) as spec,
     ):
         trainer = train(spec, policy, tmp_path / "out")
     (row,) = [row for row in trainer.state.log_history if "reward" in row]

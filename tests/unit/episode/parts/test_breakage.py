@@ -183,3 +183,22 @@ async def test_the_answer_for_sandboxes_without_a_shell_is_the_shells() -> None:
     for interpreter in ([], ["/bin/sh"]):
         assert await breakage(Compared(), interpreter=interpreter) is None
     assert sound_answer("echo one") is None
+
+
+class Crowded(Shell):
+    """One that counts its processes by itself."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    async def clean_up(self, work: str, arguments: dict[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        assert work == "baseline"
+        return {"processes": [f"{pid}:0" for pid in range(self.count)], "ipc": [], "oom_kills": None}
+
+
+async def test_a_terminal_without_an_answer_in_time_beside_a_crowd_was_broken() -> None:
+    assert await breakage(Crowded(1000)) is None
+    assert await breakage(Crowded(20), has_timed_out=True) is None, "the machine may be busy"
+    found = await breakage(Crowded(1000), has_timed_out=True)
+    assert found == "its terminal did not answer in time beside 1000 processes"

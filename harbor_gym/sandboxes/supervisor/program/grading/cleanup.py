@@ -106,7 +106,7 @@ def stop(
     Args:
         own: The processes to spare, as in the answer of :func:`take_baseline`.
         ipc_objects: The System V objects to spare.
-        terminal: Processes that are killed at once.
+        terminal: Processes that are killed at once, the shell first.
         leftovers: The terminal's directory, to be removed; processes with it in their command line are not counted.
             Empty: none.
         grace_sec: Seconds from SIGTERM to SIGKILL.
@@ -116,7 +116,7 @@ def stop(
     Returns:
         How many processes were ``stopped``, ``kept``, and ``left`` at the deadline; the ``names`` of those stopped.
     """
-    spared, counted = frozenset(own), _Counted(leftovers)
+    spared, counted = frozenset(own), _Counted(leftovers, terminal[0] if terminal else 0)
     ends = time.monotonic() + deadline_sec
     victims, _ = _sorted(spared)
     counted.add(victims)
@@ -182,14 +182,18 @@ _OF_DIRECTORIES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 class _Counted:
-    """The stopped processes without the terminal's, whose command lines name its directory."""
+    """The stopped processes without the terminal's, whose command lines name its directory.
 
-    def __init__(self, directory: str) -> None:
+    A job that the shell did not execute another program for has the shell's own command line, and is the policy's.
+    """
+
+    def __init__(self, directory: str, shell: int) -> None:
         self.identities: set[str] = set()
         self.names: set[str] = set()
         """Names of some of them."""
         self._passed: set[str] = set()
         self._directory = directory.encode()
+        self._shell, self._words_of_shell = shell, _words(shell) if shell else b""
 
     def add(self, victims: dict[int, _Process]) -> None:
         for pid, process in victims.items():
@@ -202,7 +206,8 @@ class _Counted:
 
     def _is_the_policys(self, pid: int) -> bool:
         if words := _words(pid):
-            return self._directory not in words
+            is_job = pid != self._shell and words == self._words_of_shell
+            return is_job or self._directory not in words
         # A process without a command line has erased it, or is ending by itself, like the terminal's client.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return not read_stat(pid).is_ending

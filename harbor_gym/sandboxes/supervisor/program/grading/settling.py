@@ -22,6 +22,9 @@ _QUIET_TICKS = 5
 """Processor time of all services in that time that counts as idle: a sixth of one processor, with ticks of 10 ms."""
 _MOMENT_SEC = 2.0
 """The longest sleep that is awaited: a daemon that looks around each minute would delay every start by as much."""
+_BEGINNING_SEC = 0.5
+"""How long a job that has just been started may take to its sleep."""
+
 _SLEEPS = {
     "x86_64": {35: (0, None), 230: (2, 1)},
     "aarch64": {101: (0, None), 115: (2, 1)},
@@ -58,16 +61,27 @@ def settle(limit_sec: float) -> dict[str, Any]:
     """
     begun = quiet_since = time.monotonic()
     now = quiet = _look()
-    wakes = {service: begun + seconds for service in now.ticks if (seconds := _sleeps(service)) <= _MOMENT_SEC}
+    wakes: dict[str, float] = {}
+    _note_sleepers(now, wakes)
     while now.ticks and time.monotonic() - quiet_since < _QUIET_SEC:
         if time.monotonic() - begun >= limit_sec:
             return _answer(now, begun, are_quiet=False)
         time.sleep(_PAUSE_SEC)
         now = _look()
+        if time.monotonic() - begun < _BEGINNING_SEC:
+            _note_sleepers(now, wakes)
         is_asleep = any(time.monotonic() < wakes.get(service, 0) for service in now.ticks)
         if is_asleep or now.is_busy or now.sockets != quiet.sockets or _grown(now, quiet) > _QUIET_TICKS:
             quiet, quiet_since = now, time.monotonic()
     return _answer(now, begun, are_quiet=True)
+
+
+def _note_sleepers(now: _Look, wakes: dict[str, float]) -> None:
+    """Note when each service that was not seen before goes on; 0 for one that does not sleep for a moment."""
+    for service in now.ticks:
+        if service not in wakes:
+            seconds = _sleeps(service)
+            wakes[service] = time.monotonic() + seconds if seconds <= _MOMENT_SEC else 0.0
 
 
 def _sleeps(service: str) -> float:
