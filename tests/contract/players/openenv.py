@@ -12,7 +12,7 @@ from tests.helpers.engine_double import EngineDouble, serve
 from tests.helpers.policies.typists import CHAT_TEMPLATE
 
 _MORE = 9 * MAX_TOKENS
-"""What the engine's scripted answers may have more than the other doors ask for; the room for a prompt stays the same."""
+"""How much longer the engine's scripted answers may be than what is asked for; the room for a prompt stays the same."""
 
 
 async def by_openenv_session(episode: Episode) -> Played:
