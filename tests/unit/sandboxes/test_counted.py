@@ -11,9 +11,9 @@ import json, sys
 from grading import cleanup
 from kernel.procfs import Stat
 words, state, flags, threads = json.loads(sys.argv[1])
-cleanup._words = lambda pid: words.encode()
+cleanup._words = lambda pid: b"bash --rcfile /run/.terminal-1/rc" if pid == 5 else words.encode()
 cleanup.read_stat = lambda pid: Stat(state, 1, flags, threads, "7", 0)
-counted = cleanup._Counted("/run/.terminal-1")
+counted = cleanup._Counted("/run/.terminal-1", 5)
 counted.add({8: cleanup._Process(1, "8:7")})
 print(len(counted.identities))
 """
@@ -25,6 +25,7 @@ _RUNS, _ENDS = 0x400040, 0x40010C
     [
         pytest.param("sleep 9", "S", _RUNS, 1, 1, id="the_policys"),
         pytest.param("tmux -S /run/.terminal-1/socket", "S", _RUNS, 1, 0, id="the_terminals"),
+        pytest.param("bash --rcfile /run/.terminal-1/rc", "S", _RUNS, 1, 1, id="a_job_of_the_shell"),
         pytest.param("", "S", _RUNS, 1, 1, id="erased_its_words"),
         pytest.param("", "R", _ENDS, 1, 0, id="is_ending"),
         pytest.param("", "Z", _ENDS, 1, 0, id="has_ended"),

@@ -27,13 +27,13 @@ HERE = __name__
 
 
 class SecondIsLost(FakeEnvironment):
-    """A fake of which every second one crashes its verifier."""
+    """A fake of which every second one does not start."""
 
     made = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         SecondIsLost.made += 1
-        super().__init__(*args, **kwargs, fail={"verifier": 1} if SecondIsLost.made % 2 == 0 else {})
+        super().__init__(*args, **kwargs, fail={"start": 1} if SecondIsLost.made % 2 == 0 else {})
 
 
 class AllLost(FakeEnvironment):

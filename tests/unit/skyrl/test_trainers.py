@@ -33,13 +33,13 @@ GROUPS, SIZE, STEPS = 2, 4, 3
 
 
 class SomeAreLost(FakeEnvironment):
-    """A fake of which every fifth one crashes its verifier."""
+    """A fake of which every fifth one does not start."""
 
     made = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         SomeAreLost.made += 1
-        super().__init__(*args, **kwargs, fail={"verifier": 1} if SomeAreLost.made % 5 == 0 else {})
+        super().__init__(*args, **kwargs, fail={"start": 1} if SomeAreLost.made % 5 == 0 else {})
 
 
 class Tracker:
@@ -126,7 +126,12 @@ async def test_the_fully_asynchronous_loop_runs_on_our_generator(suite: Path, tm
 
     SomeAreLost.made = 0
     cfg = make_config(
-        suite, tmp_path, sandbox=f"{__name__}:SomeAreLost", sandbox_options=SOLVED, max_retries=0, max_lost_calls=9
+        suite,
+        tmp_path,
+        sandbox=f"{__name__}:SomeAreLost",
+        sandbox_options=SOLVED,
+        max_retries=0,
+        max_lost_calls=9,
     )
     experiment: Any = object.__new__(skyrl.HarborExp)  # its constructor downloads a model's tokenizer
     experiment.cfg, experiment.tokenizer = cfg, sky.chat_tokenizer()
