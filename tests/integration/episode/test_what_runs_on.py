@@ -200,12 +200,12 @@ async def test_what_runs_on_has_no_say_in_the_verdict(
 
 @pytest.mark.parametrize("user", ["root", "dev"])
 async def test_who_kills_the_verifier_has_failed(tmp_path: Path, user: str) -> None:
-    """An ordinary user can't; root's is graded with 0, as the same verifier gives a verdict in an untouched sandbox."""
+    """An ordinary user can't; where root does, the same verifier gives a verdict in an untouched sandbox."""
     task = write_task(tmp_path / "task", dockerfile=DOCKERFILE, test_sh=NO, toml=f'[agent]\nuser = "{user}"\n')
     kills = 'while :; do for p in /proc/[0-9]*; do p=${p#/proc/}; [ "$p" -gt $$ ] && kill -9 $p; done; done'
     reward, info = await played(task, f"setsid bash -c {_quoted(kills)} >/dev/null 2>&1 </dev/null & sleep 0.2")
     assert reward == 0.0
-    assert info.get("end_reason") == ("sandbox_broken" if user == "root" else "completed")
+    assert info.get("end_reason") in (["sandbox_broken", "completed"] if user == "root" else ["completed"])
 
 
 @pytest.mark.parametrize("job", ["( {}; ) &", "( ( {}; ) & )", "f() {{ {}; }}; f & disown", "{{ {}; }} &"])

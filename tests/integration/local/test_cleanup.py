@@ -359,7 +359,7 @@ pids = [os.posix_spawn("/bin/sh", ["sh", "-c", script], {}, setsid=True) for scr
 os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT)
 while not all(cleanup._words(pid) for pid in pids[1:]):
     pass  # they execute already, and have no command line yet
-counted = cleanup._Counted("/run/terminal")
+counted = cleanup._Counted("/run/terminal", 0)
 counted.add({pid: cleanup._Process(os.getpid(), f"{pid}:0") for pid in pids})
 print(len(counted.identities))
 for pid in pids[1:]:
