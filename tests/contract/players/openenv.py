@@ -31,7 +31,7 @@ async def by_openenv_session(episode: Episode) -> Played:
             engine_url=engine.url,
             model="policy",
             max_tokens=MAX_TOKENS + _MORE,
-            max_context_tokens=None if episode.max_context_tokens is None else episode.max_context_tokens + _MORE,
+            max_context_tokens=episode.max_context_tokens + _MORE,
             max_retries=0,
         )
         session = factory.create(0)
