@@ -65,7 +65,7 @@ def evaluate_policy(config: EvalConfig) -> Report:
         with _journal(config, settings, task_digests) as journal:
             results = asyncio.run(_play(config, policy, tasks, journal))
     else:
-        results = asyncio.run(_play_endpoint(config, tasks, task_digests))
+        results = asyncio.run(_play_endpoint(config, tasks, settings, task_digests))
     ks = [k for k in config.attempts if 1 <= k <= config.episodes]
     origin = provenance(task_dirs, task_digests, results, started)
     return summarize(results, threshold=config.threshold, ks=ks, settings=settings, provenance=origin)
@@ -171,7 +171,10 @@ def _require_policy_of_a_run(config: EvalConfig) -> None:
 
 
 async def _play_endpoint(
-    config: EvalConfig, tasks: Sequence[TerminalEnvConfig], task_digests: Mapping[str, str]
+    config: EvalConfig,
+    tasks: Sequence[TerminalEnvConfig],
+    settings: dict[str, Any],
+    task_digests: Mapping[str, str],
 ) -> list[EpisodeResult]:
     """Play with a model behind a chat endpoint."""
     assert config.model is not None
@@ -203,7 +206,7 @@ async def _play_endpoint(
         retries=config.retries,
         folder=_transcripts(config),
     )
-    with _journal(config, _settings(config), task_digests) as journal:
+    with _journal(config, settings, task_digests) as journal:
         return await _evaluate(config, open_player, tasks, journal)
 
 

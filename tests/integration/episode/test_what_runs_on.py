@@ -1,16 +1,17 @@
 """What the policy started runs on while it is graded, as in a plain trial, and has no say in the verdict."""
 
+import shlex
 from pathlib import Path
 
 import pytest
-from harbor.models.trial.config import EnvironmentConfig
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.trials import run_plain_oracle
-from harbor_gym.types import EpisodeInfo
+from harbor_gym.sandboxes import environment_config
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.tasks import BASE, FORGER, write_task
+from tests.integration.episode.test_honest_grading import episode
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
@@ -59,30 +60,14 @@ SERVICES: dict[str, tuple[str, str]] = {
 }
 
 
-async def played(task_dir: Path, keys: str, waits: float = 0.0, **settings: object) -> tuple[float, EpisodeInfo]:
-    config = TerminalEnvConfig.model_validate(
-        {"task_dir": task_dir, "sandbox": "local", "confirm_task_complete": False, **settings}
-    )
-    async with AsyncTerminalGymEnv(config) as env:
-        await env.reset()
-        await env.step([(f"{keys}\n", 30.0), ("", waits)])
-        _, reward, done, info = await env.step(COMPLETE)
-    assert done
-    return reward, info
-
-
 def write_service_task(task_dir: Path, keys: str, asks: str) -> Path:
     test_sh = (
         f"#!/bin/bash\ncd /srv\nif ( {asks} ) >/dev/null; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     )
-    dockerfile = f"{DOCKERFILE}RUN printf '%s\\n' {_quoted(TCP)} > serve && chmod 755 serve\n"
+    dockerfile = f"{DOCKERFILE}RUN printf '%s\\n' {shlex.quote(TCP)} > serve && chmod 755 serve\n"
     task = write_task(task_dir, dockerfile=dockerfile, test_sh=test_sh)
     (task / "solution/solve.sh").write_text(f"#!/bin/bash\ncd /srv\n{keys}\nsleep 0.5\n")
     return task
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -94,12 +79,12 @@ async def test_a_service_of_the_policys_is_there_for_the_verifier_as_in_a_plain_
     plain, output = await run_plain_oracle(
         task,
         CheckPlan(
-            environment=EnvironmentConfig(import_path="harbor_gym.sandboxes.local:LocalEnvironment"),
+            environment=environment_config("local"),
             trials_dir=tmp_path / "trials",
         ),
     )
     assert plain == 1.0, output
-    reward, info = await played(task, keys, 0.5)
+    reward, info = await episode(task, keys, "sleep 0.5")
     assert reward == 1.0
     assert info["metrics"]["stopped_processes"] == 0
 
@@ -110,14 +95,14 @@ async def test_what_runs_on_is_stopped_where_that_is_asked_for_and_a_zero_is_exp
     keys, asks = SERVICES["a daemon that forked twice"]
     task = write_service_task(tmp_path / "task", keys, asks)
     for _ in range(2):
-        reward, info = await played(task, keys, 0.5, keep_agent_processes=False)
+        reward, info = await episode(task, keys, "sleep 0.5", keep_agent_processes=False)
         assert (reward, info["metrics"]["stopped_processes"]) == (0.0, 1)
         assert info.get("stopped_processes") == ("perl",)
     assert (
         caplog.text.count("the reward is 0, and before grading these processes of the policy were stopped: perl") == 1
     )
     (task / "task.toml").write_text(f"{(task / 'task.toml').read_text()}[metadata]\nkeep_agent_processes = false\n")
-    assert (await played(task, keys, 0.5))[0] == 0.0
+    assert (await episode(task, keys, "sleep 0.5"))[0] == 0.0
 
 
 async def test_a_server_in_the_foreground_serves_on(tmp_path: Path) -> None:
@@ -135,7 +120,7 @@ async def test_the_terminal_alone_is_no_process_that_runs_on(tmp_path: Path) -> 
     task = write_task(
         tmp_path / "task", test_sh="#!/bin/bash\nps -eo args= > /logs/verifier/ps; echo 1 > /logs/verifier/reward.txt\n"
     )
-    reward, info = await played(task, "true", trials_dir=tmp_path / "trials")
+    reward, info = await episode(task, "true", trials_dir=tmp_path / "trials")
     trial_dir = info.get("trial_dir")
     assert trial_dir is not None
     assert (reward, info["metrics"]["stopped_processes"]) == (1.0, 0)
@@ -190,8 +175,8 @@ async def test_what_runs_on_has_no_say_in_the_verdict(
     toml = f'[agent]\nuser = "{user}"\n'
     task = write_task(tmp_path / "task", dockerfile=DOCKERFILE, test_sh=NO, toml=toml)
     await_start = "sleep 0.2"
-    reward, info = await played(
-        task, f"setsid bash -c {_quoted(FORGERS[forger])} >/dev/null 2>&1 </dev/null & {await_start}"
+    reward, info = await episode(
+        task, f"setsid bash -c {shlex.quote(FORGERS[forger])} >/dev/null 2>&1 </dev/null & {await_start}"
     )
     assert reward == 0.0
     assert info.get("rewards") == {"reward": 0.0}
@@ -203,7 +188,7 @@ async def test_who_kills_the_verifier_has_failed(tmp_path: Path, user: str) -> N
     """An ordinary user can't; where root does, the same verifier gives a verdict in an untouched sandbox."""
     task = write_task(tmp_path / "task", dockerfile=DOCKERFILE, test_sh=NO, toml=f'[agent]\nuser = "{user}"\n')
     kills = 'while :; do for p in /proc/[0-9]*; do p=${p#/proc/}; [ "$p" -gt $$ ] && kill -9 $p; done; done'
-    reward, info = await played(task, f"setsid bash -c {_quoted(kills)} >/dev/null 2>&1 </dev/null & sleep 0.2")
+    reward, info = await episode(task, f"setsid bash -c {shlex.quote(kills)} >/dev/null 2>&1 </dev/null & sleep 0.2")
     assert reward == 0.0
     assert info.get("end_reason") in (["sandbox_broken", "completed"] if user == "root" else ["completed"])
 
@@ -215,5 +200,7 @@ async def test_a_job_without_a_program_of_its_own_runs_on(tmp_path: Path, job: s
         '#!/bin/bash\nread -r -t 5 word </srv/pipe; [ "$word" = beat ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n'
     )
     task = write_task(tmp_path / "task", dockerfile=DOCKERFILE, test_sh=test_sh)
-    reward, _ = await played(task, f"mkfifo /srv/pipe; {job.format('while :; do echo beat >/srv/pipe; done')}", 0.3)
+    reward, _ = await episode(
+        task, f"mkfifo /srv/pipe; {job.format('while :; do echo beat >/srv/pipe; done')}", "sleep 0.3"
+    )
     assert reward == 1.0

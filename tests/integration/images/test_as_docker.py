@@ -21,7 +21,7 @@ from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
 from harbor_gym.sandboxes.tools import contained, run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.dockerfile_forms import FORMS
-from tests.helpers.sandboxes.dockerfiles import BASE, CONFIGS, FILES, PARTS, WHOLES, configured
+from tests.helpers.sandboxes.dockerfiles import BASE, CONFIGS, FILES, PARTS, WHOLES, Recipe, configured
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.local]
@@ -284,6 +284,14 @@ def test_each_instruction_and_option_is_in_a_dockerfile_or_has_a_reason() -> Non
     assert compared == {"usr/bin", "usr/share", "var/lib/dpkg"}
 
 
+async def compare_recipe(
+    recipe: Recipe, name: str, folder: Path, configs: list[dict[str, Any]], *, for_docker: bool
+) -> None:
+    context = write_context(folder / "environment", configured(recipe), recipe.files)
+    twin = write_context(folder / "twin", configured(recipe, for_docker=for_docker), recipe.files)
+    await compare(context, twin, name, folder, configs)
+
+
 @pytest.mark.parametrize("number", range(len(WHOLES)))
 @pytest.mark.usefixtures("nothing_left")
 async def test_a_dockerfile_of_many_parts_gives_the_files_that_docker_gives(
@@ -299,11 +307,8 @@ async def test_a_dockerfile_of_many_parts_gives_the_files_that_docker_gives(
 async def test_an_image_has_dockers_files_and_configuration(
     about: str, tmp_path: Path, docker_images: list[str], configs: list[dict[str, Any]]
 ) -> None:
-    recipe = CONFIGS[about]
-    context = write_context(tmp_path / "environment", configured(recipe), recipe.files)
-    twin = write_context(tmp_path / "twin", configured(recipe, for_docker=True), recipe.files)
     docker_images.append(f"harbor-gym-test/{list(CONFIGS).index(about)}")
-    await compare(context, twin, docker_images[0], tmp_path, configs)
+    await compare_recipe(CONFIGS[about], docker_images[0], tmp_path, configs, for_docker=True)
 
 
 @pytest.mark.parametrize("about", FORMS)
@@ -311,12 +316,9 @@ async def test_an_image_has_dockers_files_and_configuration(
 async def test_a_form_is_read_as_docker_of_today_reads_it(
     about: str, tmp_path: Path, docker_images: list[str], configs: list[dict[str, Any]]
 ) -> None:
-    recipe = FORMS[about]
-    context = write_context(tmp_path / "environment", configured(recipe), recipe.files)
-    for_docker = configured(recipe, for_docker=await docker_version() < _OF_TODAY)
-    twin = write_context(tmp_path / "twin", for_docker, recipe.files)
     docker_images.append(f"harbor-gym-test/form-{list(FORMS).index(about)}")
-    await compare(context, twin, docker_images[0], tmp_path, configs)
+    is_old = await docker_version() < _OF_TODAY
+    await compare_recipe(FORMS[about], docker_images[0], tmp_path, configs, for_docker=is_old)
 
 
 @pytest.mark.usefixtures("nothing_left")

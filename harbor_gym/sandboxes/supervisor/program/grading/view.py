@@ -248,8 +248,12 @@ def _beside(namespace: int, trees: dict[str, int]) -> int:
     """Let this process have the sandbox's files, with other directories in some places; see :meth:`View.share`."""
     os.setns(namespace, os.CLONE_NEWNS)
     os.umask(0o022)
-    for path in _pinned(trees):
-        _pin(path, is_given=path in trees)
+    try:
+        for path in _pinned(trees):
+            _pin(path, is_given=path in trees)
+    except OSError:
+        unpin(trees)
+        raise
     os.unshare(os.CLONE_NEWNS)
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     for path, tree in trees.items():
