@@ -63,8 +63,12 @@ async def test_no_return_is_early_or_late(sandbox: LocalSandbox) -> None:
     # They wait nearly all the time: it takes as long as the longest of them.
     report = await TruthRun(sessions, at_once=len(sessions) * len(truth.TRANSPORTS)).take(sandbox)
     assert not report.unavailable
-    assert [item for item in report.verdicts if item.kind in ("early", "late")] == []
+    assert [item for item in report.verdicts if item.kind == "early"] == []
     assert report.wrong_lines == ()
+    # On a busy machine a program may not get the processor before the deadline; by itself it does.
+    late = {item.session for item in report.verdicts if item.kind == "late"}
+    again = await TruthRun([session for session in sessions if session.name in late], at_once=1).take(sandbox)
+    assert [item for item in again.verdicts if item.kind in ("early", "late")] == []
 
 
 @pytest.mark.local

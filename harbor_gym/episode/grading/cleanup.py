@@ -141,7 +141,8 @@ async def stop_processes(
         environment: The sandbox.
         own: The task's own processes and objects.
         terminal: The policy's terminal: its processes are killed at once and not counted, its directory is removed.
-        keeps: Stop nothing while any process runs besides the terminal's own. A sandbox without
+        keeps: Stop nothing while any process runs besides the terminal's own, unless there are more than 128 or the
+            terminal's were stopped: then the verifier could not run. A sandbox without
             :class:`harbor_gym.sandboxes.extensions.SupportsCleanUp` is not asked: one counts as running.
 
     Raises:

@@ -36,6 +36,8 @@ async def play(task_dir: Path, *keystrokes: str, sandbox: str = "local", **setti
             _, reward, done, info = await env.step([(keys, 2.0 if keys in BLOWS.values() else 30.0)])
             if done:
                 return reward, info
+            if keys in BLOWS.values():
+                await asyncio.sleep(2)  # as long as a model's next answer takes, in which the processes become many
         _, reward, done, info = await env.step(COMPLETE)
         assert done
         return reward, info
@@ -313,7 +315,7 @@ async def test_on_docker_what_root_can_do_is_graded(tmp_path: Path, deed: str) -
 
 
 async def _play_all() -> None:
-    """Play them four at once: most of them wait."""
+    """Play them four at once: most of them wait. An ordinary user's sandboxes share one limit of processes."""
     ends: dict[str, tuple[float, str]] = {}
     gate = asyncio.Semaphore(4)
 
@@ -325,7 +327,7 @@ async def _play_all() -> None:
     async with asyncio.TaskGroup() as group:
         for name, keys in {**APART, **RUINS}.items():
             task_dir = write_task(Path.home() / name.replace(" ", "-"))
-            group.create_task(attack(name, task_dir, DONE, keys, sandbox_options={"max_processes": 200}))
+            group.create_task(attack(name, task_dir, DONE, keys, sandbox_options={"max_processes": 400}))
         for number, (name, deed) in enumerate(TOGETHER.items()):
             task_dir = write_deed_task(Path.home() / f"deed-{number}", deed, has_view=number % 2 == 0, user=None)
             group.create_task(attack(name, task_dir, _SOLVED, deed.keys))

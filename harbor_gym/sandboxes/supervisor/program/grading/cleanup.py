@@ -24,7 +24,11 @@ _MAX_ACCOUNT_BYTES = 10_000
 _MAX_LISTED = 2500
 """Limit of the processes in a baseline's answer. A sandbox has at most 1024 unless an option sets more."""
 _MAX_NAMES = 10
+_MAX_KEPT = 128
+"""Processes that may run on while the verifier does. A fork bomb's would leave it none; no service needs as many."""
 _FIRST = 1
+_SHELLS_OPTION = b"--rcfile"
+"""The word after the program in the command line of the terminal's shell (``scripts/open.bash``)."""
 
 
 class _Process(NamedTuple):
@@ -111,7 +115,8 @@ def stop(
             Empty: none.
         grace_sec: Seconds from SIGTERM to SIGKILL.
         deadline_sec: Seconds for the whole stop.
-        keeps: Stop nothing and remove nothing, unless there are only the terminal's processes.
+        keeps: Stop nothing and remove nothing, unless there are only the terminal's processes, the terminal's were
+            stopped by a signal, or there are so many processes that the verifier may find no room for its own.
 
     Returns:
         How many processes were ``stopped``, ``kept``, and ``left`` at the deadline; the ``names`` of those stopped.
@@ -120,7 +125,7 @@ def stop(
     ends = time.monotonic() + deadline_sec
     victims, _ = _sorted(spared)
     counted.add(victims)
-    if keeps and counted.identities:
+    if keeps and 0 < len(counted.identities) <= _MAX_KEPT and not any(map(_is_stopped, terminal)):
         return {"stopped": 0, "left": 0, "kept": len(counted.identities), "names": []}
     for pid in victims:
         _signal(pid, signal.SIGKILL if pid in terminal else signal.SIGTERM)
@@ -184,7 +189,8 @@ _OF_DIRECTORIES: dict[str, Callable[..., dict[str, Any]]] = {
 class _Counted:
     """The stopped processes without the terminal's, whose command lines name its directory.
 
-    A job that the shell did not execute another program for has the shell's own command line, and is the policy's.
+    A job that the shell did not execute another program for has the shell's own command line, and is the policy's, also
+    after the shell has ended.
     """
 
     def __init__(self, directory: str, shell: int) -> None:
@@ -193,7 +199,7 @@ class _Counted:
         """Names of some of them."""
         self._passed: set[str] = set()
         self._directory = directory.encode()
-        self._shell, self._words_of_shell = shell, _words(shell) if shell else b""
+        self._shell = shell
 
     def add(self, victims: dict[int, _Process]) -> None:
         for pid, process in victims.items():
@@ -206,7 +212,7 @@ class _Counted:
 
     def _is_the_policys(self, pid: int) -> bool:
         if words := _words(pid):
-            is_job = pid != self._shell and words == self._words_of_shell
+            is_job = pid != self._shell and words.split(b"\0", 2)[1:2] == [_SHELLS_OPTION]
             return is_job or self._directory not in words
         # A process without a command line has erased it, or is ending by itself, like the terminal's client.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -230,6 +236,12 @@ def _name(pid: int) -> str:
             return name.read().rstrip("\n")
     except OSError:
         return "a process that has ended"
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return read_stat(pid).state in "Tt"
+    return False
 
 
 def _look() -> dict[int, _Process]:
