@@ -63,6 +63,22 @@ def _family(number: int) -> int:
     return 0
 
 
+def _forge() -> dict[str, int]:
+    """Try what CAP_NET_RAW allows; each number with bits above an int's, too, which the kernel ignores."""
+    high, found = 1 << 32, {}
+    for family, level, transparent in ((2, 0, 19), (10, 41, 75)):
+        for kind in (3, 10, 3 | 0x80000, 3 | high):
+            found[f"socket {family} {kind:#x}"] = _answer(41, family, kind, 1)
+        with socket.socket(family, socket.SOCK_DGRAM) as udp:
+            value = ctypes.c_int(1)
+            one = ctypes.addressof(value)
+            for above in (0, high):
+                for wanted, name in ((level, transparent), (1, 36)):
+                    code = _answer(54, udp.fileno(), wanted | above, name | above, one, 4)
+                    found[f"option {wanted} {name} {above:#x}"] = code
+    return found
+
+
 def _inject() -> int:
     _, terminal = pty.openpty()
     _libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p]
@@ -102,6 +118,7 @@ sys.stdout.write(
                     "xdp": 44,
                 }.items()
             },
+            "forged packets": _forge(),
             "personality": {
                 hex(value): _in_child(lambda value=value: _answer(135, value))
                 for value in (0, 0x8, 0xFFFFFFFF, 0x40000, 0x400000)

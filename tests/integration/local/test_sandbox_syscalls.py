@@ -32,6 +32,7 @@ async def test_dangerous_system_calls_are_refused(tmp_path: Path, user: str) -> 
     assert printed["clone3"] == printed["newer than known"] == errno.ENOSYS
     unsupported = dict.fromkeys(("packet", "alg", "vsock", "xdp"), errno.EAFNOSUPPORT)
     assert printed["families"] == {"unix": 0, "inet": 0, "inet6": 0, "netlink": 0, **unsupported}
+    assert {name: code for name, code in printed["forged packets"].items() if code != errno.EPERM} == {}
     harmless = {"0x0": 0, "0x8": 0, "0xffffffff": 0}
     assert printed["personality"] == {**harmless, "0x40000": errno.ENOSYS, "0x400000": errno.ENOSYS}
     assert printed["typed into a terminal"] == errno.EPERM
@@ -84,13 +85,25 @@ async def test_setuid_programs_of_the_image_work_inside_and_give_nothing_outside
         assert await output(sandbox, "/own-id -u; /sh -p -c 'echo $EUID'", user="dev") == "0\n0"
         assert await output(sandbox, "/sh -p -c 'head -c 5 /etc/shadow'", user="dev") == "root:"
         rights = await output(sandbox, "/sh -p -c 'grep CapEff /proc/self/status'", user="dev")
-        assert int(rights.split()[1], 16) == sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31))
+        assert int(rights.split()[1], 16) == sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31))
         refused = await sandbox.exec(
             "/sh -p -c 'echo 1 > /proc/sys/vm/swappiness || mount -t tmpfs x /mnt'", user="dev"
         )
         assert refused.return_code != 0
         change = "usermod --password $(python3 -c 'import crypt; print(crypt.crypt(\"pw\"))' 2>/dev/null) dev"
         assert await output(sandbox, f"{change} && su dev -c 'echo pw | su dev -c whoami' 2>/dev/null") == "dev"
+
+
+@pytest.mark.parametrize("user", ["root", "dev"])
+async def test_programs_whose_files_have_dockers_capabilities_start(tmp_path: Path, user: str) -> None:
+    attribute = struct.pack("<IIIII", 0x02000001, sum(1 << number for number in (13, 27, 29)), 0, 0, 0).hex()
+    async with running(make_sandbox(tmp_path)) as sandbox:
+        await output(
+            sandbox,
+            "cp /bin/echo /srv/capable && python3 -c \"import os; os.setxattr('/srv/capable', 'security.capability', "
+            f"bytes.fromhex('{attribute}'))\"",
+        )
+        assert await output(sandbox, "/srv/capable started", user=user) == "started"
 
 
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x50000

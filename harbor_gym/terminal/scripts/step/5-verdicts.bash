@@ -313,12 +313,12 @@ examine_unseen() {
 # True when all keys have been read, answered and drawn: no process has acted since, and none will before more is typed.
 # A reader with a time-out has other work to do, which is waited for only briefly, and only in a full-screen program.
 has_settled() {
-    local before wanted settling=$settle_next limit
+    local before wanted settling=$settle_next
     settle_next=$settle_sec
     ! is_blocked && examine '' && [ -z "$is_hidden" ] || return
     before=$evidence wanted=$patience
     if [ "$wanted" = limited ]; then
-        read_mark && [ "$is_full" = 1 ] && read_limit "$reader" && ((limit >= long_ms)) && sleep_quietly "$patience_sec"
+        read_mark && [ "$is_full" = 1 ] && rests_long
     else
         sleep_quietly "$settling"
     fi || return
@@ -337,6 +337,16 @@ has_settled() {
     examine '' && [ "$evidence" = "$before" ] && [ "$patience" = "$wanted" ] || return
     why=tty_read
     if [ "$is_full" = 1 ]; then why=fullscreen; fi
+}
+
+# True if no news comes for a moment, in which another process finds that the reader's wait is a long one.
+rests_long() {
+    local limit=0 found='' is_quiet=''
+    exec {found}< <(read_limit "$reader" && echo "$limit")
+    sleep_quietly "$patience_sec" && is_quiet=1
+    read -r limit <&"$found"
+    exec {found}<&-
+    [ -n "$is_quiet" ] && ((limit >= long_ms))
 }
 
 # False when news came meanwhile.
