@@ -18,8 +18,8 @@ SELDOM = (
     "is_below", "is_continuation", "is_counter", "is_ending", "is_go_watching", "is_in_screen", "is_internal",
     "is_master", "is_own_pair", "is_tended_quietly", "judge", "judge_hidden", "kill_tree", "note_timer", "paste_keys",
     "print_buffer", "quote", "read_limit", "read_memory", "read_note", "read_prompt", "read_syscall_as_owner",
-    "reads_beside", "reads_secret", "recall_typing", "restore", "rests", "rests_long", "show_again", "show_frame", "show_trimmed",
-    "still_waits", "take_over", "timer_is_over", "wait_exactly", "waits_within",
+    "reads_beside", "reads_secret", "recall_typing", "restore", "rests", "rests_long", "show_again", "show_frame",
+    "show_trimmed", "still_waits", "take_over", "timer_is_over", "wait_exactly", "waits_within",
 )  # fmt: skip
 """Functions of the step script that a session which only sees prompts does not call."""
 

@@ -85,7 +85,9 @@ async def test_setuid_programs_of_the_image_work_inside_and_give_nothing_outside
         assert await output(sandbox, "/own-id -u; /sh -p -c 'echo $EUID'", user="dev") == "0\n0"
         assert await output(sandbox, "/sh -p -c 'head -c 5 /etc/shadow'", user="dev") == "root:"
         rights = await output(sandbox, "/sh -p -c 'grep CapEff /proc/self/status'", user="dev")
-        assert int(rights.split()[1], 16) == sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31))
+        assert int(rights.split()[1], 16) == sum(
+            1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31)
+        )
         refused = await sandbox.exec(
             "/sh -p -c 'echo 1 > /proc/sys/vm/swappiness || mount -t tmpfs x /mnt'", user="dev"
         )
