@@ -82,19 +82,21 @@ def _made(path: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def locked(name: str) -> AsyncGenerator[None]:
+async def locked(name: str, *, shared: bool = False) -> AsyncGenerator[None]:
     """Hold the cache's lock ``name`` against every task and process that shares the cache directory.
 
     The lock ends with its holder, even a killed one. Waiting is polled, so it can be cancelled.
+
+    Args:
+        name: The lock's name.
+        shared: Hold it together with others that share it, against those that do not.
     """
     handle = _open_lock(name)
     try:
         while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
                 break
-            except BlockingIOError:
-                await asyncio.sleep(_LOCK_POLL_SEC)
+            await asyncio.sleep(_LOCK_POLL_SEC)
         yield
     finally:
         os.close(handle)
@@ -239,14 +241,19 @@ def is_whole(home: Path, layers: Iterable[str], entries: Mapping[str, int]) -> b
     return (home / "image.json").is_file() and not _broken_layers(layers, entries)
 
 
+def find_broken_layers(home: Path) -> list[Path]:
+    """Return the remains of an image's layers that lost files."""
+    entries: dict[str, int] = object_or_empty(home / "image.json").get("entries", {})
+    broken = [layers_dir() / name for name in _broken_layers(_layers_of(home), entries)]
+    return [path for path in broken if path.is_dir()]
+
+
 def remove_broken_layers(home: Path) -> list[Path]:
     """Remove the remains of an image's layers that lost files, so that they are made again; return their paths.
 
     Hold :data:`LAYERS_LOCK`.
     """
-    entries: dict[str, int] = object_or_empty(home / "image.json").get("entries", {})
-    broken = [layers_dir() / name for name in _broken_layers(_layers_of(home), entries)]
-    there = [path for path in broken if path.is_dir()]
+    there = find_broken_layers(home)
     for path in there:
         remove_tree(_out_of_sight(path))
     return there

@@ -22,6 +22,7 @@ from harbor_gym._runtime.cache import (
     cache_dir,
     cache_path,
     count_entries,
+    find_broken_layers,
     hold,
     is_whole,
     layers_dir,
@@ -185,9 +186,11 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
             image = None if force_build else await asyncio.to_thread(load_image, digest)
             if image is None:
                 work.begin()
-                async with locked(LAYERS_LOCK):
-                    for layer in await asyncio.to_thread(remove_broken_layers, cache_dir() / "images" / digest[:32]):
-                        _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
+                home = cache_dir() / "images" / digest[:32]
+                if await asyncio.to_thread(find_broken_layers, home):
+                    async with locked(LAYERS_LOCK):
+                        for layer in await asyncio.to_thread(remove_broken_layers, home):
+                            _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
                 image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
     _built[content] = image
     return image

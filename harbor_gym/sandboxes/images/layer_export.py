@@ -3,6 +3,7 @@
 It runs where the image is mounted: in a private mount namespace that ends with it.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -107,14 +108,23 @@ def vain_deletions(layer: str, below: list[str]) -> list[str]:
 
 
 def copy_once(source: str, layers: Path, staging: Path, name: str, left_out: Iterable[str] = ()) -> str:
-    """Copy a directory with all metadata of its files, including deletions; the copy is complete or absent."""
-    if not (layers / name).is_dir():
-        partial = staging / name
-        partial.mkdir()
-        subprocess.run(["cp", "-a", f"{source}/.", str(partial)], check=True)
-        for path in left_out:
-            (partial / path).unlink()
-        partial.rename(layers / name)
+    """Copy a directory with all metadata of its files, including deletions; the copy is complete or absent.
+
+    Of several processes one copies, the others wait for it.
+    """
+    if (layers / name).is_dir():
+        return name
+    locks = layers.parent / "locks"
+    locks.mkdir(exist_ok=True)
+    with (locks / f"layer-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (layers / name).is_dir():
+            partial = staging / name
+            partial.mkdir()
+            subprocess.run(["cp", "-a", f"{source}/.", str(partial)], check=True)
+            for path in left_out:
+                (partial / path).unlink()
+            partial.rename(layers / name)
     return name
 
 

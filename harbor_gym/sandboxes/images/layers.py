@@ -58,7 +58,7 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[l
     Raises:
         SandboxStartError: buildah can't mount it, or it can't be copied.
     """
-    async with locked(LAYERS_LOCK), staging() as folder:
+    async with locked(LAYERS_LOCK, shared=True), staging() as folder:
         program = (layer_export.__file__, str(layers_dir()), str(folder), image_id, json.dumps(diff_ids))
         code, output = await _run_where_mounted(image_id, *program)
         if code != 0:
@@ -119,7 +119,7 @@ def high_ids_of(directory: Path) -> list[int]:
 @contextlib.asynccontextmanager
 async def added(directories: list[Path]) -> AsyncGenerator[list[str]]:
     """Move directories into the cache as layers of their own; yields their names. Write the record within the block."""
-    async with locked(LAYERS_LOCK):
+    async with locked(LAYERS_LOCK, shared=True):
         names = [f"{directory.name}-{uuid.uuid4().hex}" for directory in directories]
         for directory, name in zip(directories, names, strict=True):
             directory.rename(layers_dir() / name)

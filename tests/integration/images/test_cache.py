@@ -103,8 +103,9 @@ def test_a_shared_layer_is_counted_once_and_goes_with_its_last_image() -> None:
     assert list(layers_dir().iterdir()) == []
 
 
-async def test_a_layer_that_is_being_added_stays() -> None:
-    async with locked(LAYERS_LOCK):
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_layer_that_is_being_added_stays(shared: bool) -> None:
+    async with locked(LAYERS_LOCK, shared=shared):
         write_layer("new", kilobytes=1)
         assert await asyncio.to_thread(prune, everything=True) == []
     assert names(await asyncio.to_thread(prune, everything=True)) == ["new"]

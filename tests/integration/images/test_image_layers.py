@@ -188,6 +188,19 @@ async def _as_buildah_sees_it(context: Path) -> str:
     return listed.strip()
 
 
+@pytest.mark.local
+async def test_an_image_is_built_while_another_is_exported_and_what_they_share_is_copied_once(tmp_path: Path) -> None:
+    require_engine("local")
+    shared = f"FROM {BASE}\nRUN echo {uuid.uuid4()} >/shared\n"
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "Dockerfile").write_text(f"{shared}RUN echo {name} >/own\n")
+    async with cache.locked(cache.LAYERS_LOCK, shared=True):  # as a long export
+        images = await asyncio.gather(*(build_image(ImageSource(tmp_path / name)) for name in ("one", "two", "three")))
+    assert len({image.layers[-2:] for image in images}) == 1
+    assert [(image.directories[1] / "own").read_text().strip() for image in images] == ["one", "two", "three"]
+
+
 _TWICE = f"FROM {BASE}\nRUN echo one >/file\nCOPY Dockerfile /same\nCOPY Dockerfile /same\nRUN echo two >/file\n"
 """Two COPYs leave the same layer, whenever each is done. The topmost has a directory of its own in any case."""
 
