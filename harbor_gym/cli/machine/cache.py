@@ -27,8 +27,9 @@ cache = typer.Typer(cls=PlainGroup, help="List and prune the files that are kept
 def cache_list(
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per entry.")] = False,
 ) -> None:
-    """Show what the cache holds, the least recently used first."""
+    """Show what the cache holds, the least recently used first, and the size of buildah's store beside it."""
     from harbor_gym._runtime.cache import cache_dir, entries
+    from harbor_gym.sandboxes.images.store import measure_store
 
     with one_line_errors():
         found = entries()
@@ -36,6 +37,8 @@ def cache_list(
         echo(json.dumps([{**dataclasses.asdict(item), "path": str(item.path)} for item in found], indent=2))
         return
     _show(found, f"in {cache_dir()}")
+    if (store := asyncio.run(measure_store())) is not None:
+        echo(f"{_megabytes(store[1])} in buildah's store {store[0]}: `cache prune` removes its images with those above")
 
 
 @cache.command("prune")

@@ -15,6 +15,17 @@ _LOGGED = 'time="'
 """Beginning of a line of buildah's log. The first command after a killed build logs each incomplete layer."""
 
 
+async def measure_store() -> tuple[str, int] | None:
+    """Return the place of buildah's store and its space on disk in bytes; None without buildah, or if it can't tell."""
+    if find_program("buildah") is None:
+        return None
+    # One process: an ordinary user's store is readable only where its subordinate ids are.
+    script = "root=$(buildah info --format '{{.store.GraphRoot}}') && du -s --block-size=1 \"$root\""
+    code, output = await run_buildah(*contained(), "sh", "-c", script, environment={})
+    size, _, place = output.strip().rpartition("\n")[2].partition("\t")
+    return (place, int(size)) if code == 0 and size.isdecimal() else None
+
+
 async def show_image(reference: str, template: str = "{{.FromImageID}}") -> str | None:
     """Return data of an image in buildah's store, by default its id; None if the store has no such image.
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -173,6 +174,7 @@ def test_the_command_lists_and_prunes() -> None:
     listed = run_here("cache", "list")
     assert listed.returncode == 0
     assert "tasks/old" in listed.stdout
+    assert re.search(r"\d MiB in buildah's store /", listed.stdout)
     assert len(json.loads(run_here("cache", "list", "--json").stdout)) == 2
     pruned = run_here("cache", "prune", "--older-than", "1d")
     assert "tasks/old" in pruned.stdout
