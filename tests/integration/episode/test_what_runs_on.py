@@ -93,7 +93,7 @@ async def test_what_runs_on_is_stopped_where_that_is_asked_for_and_a_zero_is_exp
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys, asks = SERVICES["a daemon that forked twice"]
-    task = write_service_task(tmp_path / "task", keys, asks)
+    task = write_service_task(tmp_path / "explained-once-a-process", keys, asks)  # the name of no other test's task
     for _ in range(2):
         reward, info = await episode(task, keys, "sleep 0.5", keep_agent_processes=False)
         assert (reward, info["metrics"]["stopped_processes"]) == (0.0, 1)

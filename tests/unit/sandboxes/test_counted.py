@@ -11,7 +11,7 @@ import json, sys
 from grading import cleanup
 from kernel.procfs import Stat
 words, state, flags, threads = json.loads(sys.argv[1])
-cleanup._words = lambda pid: b"bash --rcfile /run/.terminal-1/rc" if pid == 5 else words.encode()
+cleanup._words = lambda pid: words.replace(" ", "\\0").encode()
 cleanup.read_stat = lambda pid: Stat(state, 1, flags, threads, "7", 0)
 counted = cleanup._Counted("/run/.terminal-1", 5)
 counted.add({8: cleanup._Process(1, "8:7")})
