@@ -19,8 +19,8 @@ async def measure_store() -> tuple[str, int] | None:
     """Return the place of buildah's store and its space on disk in bytes; None without buildah, or if it can't tell."""
     if find_program("buildah") is None:
         return None
-    # One process: an ordinary user's store is readable only where its subordinate ids are. du fails where a build removes
-    # files meanwhile, and prints the sum of the others.
+    # One process: an ordinary user's store is readable only where its subordinate ids are.
+    # Where a build removes files meanwhile du fails, and prints the sum of the others.
     place = "root=$(buildah info --format '{{.store.GraphRoot}}')"
     script = f'{place} && {{ du -s --block-size=1 "$root" 2>/dev/null || :; }}'
     code, output = await run_buildah(*contained(), "sh", "-c", script, environment={})
