@@ -52,6 +52,7 @@ from harbor_gym.sandboxes.images.builder import (
 from harbor_gym.sandboxes.images.context import Context
 from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, planned, unknown_name
 from harbor_gym.sandboxes.images.recipe import read
+from harbor_gym.sandboxes.images.store import store_place
 from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
@@ -320,8 +321,8 @@ class _Answers:
 
 async def _full_disk() -> str:
     """Return for people which of the disks of a build is full, and what frees it."""
-    code, store = await run_tool(*contained(), "buildah", "info", "--format", "{{.store.GraphRoot}}")
-    places = [*([Path(store.strip())] if code == 0 else []), Path(tempfile.gettempdir()), cache_path()]
+    store = await store_place()
+    places = [*([Path(store)] if store else []), Path(tempfile.gettempdir()), cache_path()]
     return (
         f"the disk of {fullest(places)} is full: free some space there. `harbor-gym cache prune` removes images that "
         "no sandbox uses, `buildah prune --all` all of buildah's, base images too"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import run_buildah
-from harbor_gym.sandboxes.tools import contained, find_program, tail
+from harbor_gym.sandboxes.tools import contained, find_program, run_tool, tail
 
 _NOT_KNOWN = "image not known"
 """End of buildah's output if its store has no such image. Source: ErrImageUnknown of containers/storage."""
@@ -15,17 +15,24 @@ _LOGGED = 'time="'
 """Beginning of a line of buildah's log. The first command after a killed build logs each incomplete layer."""
 
 
-async def measure_store() -> tuple[str, int] | None:
-    """Return the place of buildah's store and its space on disk in bytes; None without buildah, or if it can't tell."""
+async def store_place() -> str | None:
+    """Return the directory of buildah's store; None without buildah, or if it can't tell."""
     if find_program("buildah") is None:
         return None
-    # One process: an ordinary user's store is readable only where its subordinate ids are.
-    # Where a build removes files meanwhile du fails, and prints the sum of the others.
-    place = "root=$(buildah info --format '{{.store.GraphRoot}}')"
-    script = f'{place} && {{ du -s --block-size=1 "$root" 2>/dev/null || :; }}'
-    code, output = await run_buildah(*contained(), "sh", "-c", script, environment={})
-    size, _, place = output.strip().rpartition("\n")[2].partition("\t")
-    return (place, int(size)) if code == 0 and size.isdecimal() else None
+    code, output = await run_buildah(
+        *contained(), "buildah", "info", "--format", "{{.store.GraphRoot}}", environment={}
+    )
+    return _without_log(output) if code == 0 else None
+
+
+async def measure_store() -> tuple[str, int] | None:
+    """Return the directory of buildah's store and its space on disk in bytes; None if either can't be told."""
+    if (place := await store_place()) is None:
+        return None
+    # Where a build removes files meanwhile, du fails and prints the sum of the others all the same.
+    _, output = await run_tool(*contained(), "du", "-s", "--block-size=1", place)
+    size = output.strip().rpartition("\n")[2].partition("\t")[0]
+    return (place, int(size)) if size.isdecimal() else None
 
 
 async def show_image(reference: str, template: str = "{{.FromImageID}}") -> str | None:
@@ -40,7 +47,7 @@ async def show_image(reference: str, template: str = "{{.FromImageID}}") -> str 
     """
     argv = (*contained(), "buildah", "inspect", "--type", "image", "--format", template, reference)
     code, output = await run_buildah(*argv, environment={})
-    shown = "\n".join(line for line in output.splitlines() if not line.startswith(_LOGGED)).strip()
+    shown = _without_log(output)
     if code == 0:
         return shown
     if shown.endswith(_NOT_KNOWN):
@@ -60,3 +67,7 @@ async def remove_images(identities: Sequence[str]) -> None:
         return
     for identity in dict.fromkeys(identities):
         await run_buildah(*contained(), "buildah", "rmi", identity, environment={})
+
+
+def _without_log(output: str) -> str:
+    return "\n".join(line for line in output.splitlines() if not line.startswith(_LOGGED)).strip()
