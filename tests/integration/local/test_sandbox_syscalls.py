@@ -141,18 +141,52 @@ def test_the_filters_find_every_number(machine: str, architecture: int) -> None:
     assert _strictest(programs, 0, 0x40000003) == _KILL
     for number in _CHECKED[machine]:
         values = (0x10000000, 0x5412, 0x100005412)
-        assert any(_strictest(programs, number, architecture, value) != _ALLOW for value in values), number
+        assert any(_strictest(programs, number, architecture, value, value) != _ALLOW for value in values), number
 
 
-def _strictest(programs: list[bytes], number: int, architecture: int, argument: int = 0) -> int:
+_SOCKET, _SETSOCKOPT = {"x86_64": 41, "aarch64": 198}, {"x86_64": 54, "aarch64": 208}
+_FORGING = [
+    *(
+        (_SOCKET, (family, kind | flags, 0))
+        for family in (2, 10)
+        for kind in (3, 10)
+        for flags in (0, 0x80000, 1 << 32)
+    ),
+    *(
+        (_SETSOCKOPT, (5, level | high, option | high))
+        for level, option in ((0, 19), (41, 75), (1, 36))
+        for high in (0, 1 << 32)
+    ),
+]
+"""Raw and packet sockets; IP_TRANSPARENT, IPV6_TRANSPARENT, SO_MARK. The kernel ignores bits above an int's."""
+_OPENING = [
+    *((_SOCKET, (family, kind | 0x80000, 0)) for family in (1, 2, 10) for kind in (1, 2)),
+    (_SOCKET, (16, 3, 0)),
+    *((_SETSOCKOPT, (5, level, option)) for level, option in ((1, 2), (0, 1), (41, 26))),
+]
+
+
+@pytest.mark.parametrize(("machine", "architecture"), _REFUSED)
+def test_the_filters_refuse_forged_packets_by_themselves(machine: str, architecture: int) -> None:
+    """Where the kernel's own rights do not: in a network namespace that belongs to the sandbox."""
+    programs = [base64.b64decode(program) for program in seccomp.filters(machine)]
+    answers = {
+        name: [_strictest(programs, numbers[machine], architecture, *arguments) for numbers, arguments in calls]
+        for name, calls in (("forging", _FORGING), ("opening", _OPENING))
+    }
+    assert set(answers["forging"]) == {_ERRNO | errno.EPERM}
+    assert set(answers["opening"]) == {_ALLOW}
+
+
+def _strictest(programs: list[bytes], number: int, architecture: int, *arguments: int) -> int:
     """Return the kernel's verdict from several filters' answers: the last one's where none is stricter."""
-    answers = [_answer_of(program, number, architecture, argument) for program in reversed(programs)]
+    answers = [_answer_of(program, number, architecture, *arguments) for program in reversed(programs)]
     return min(answers, key=lambda answer: _SEVERITY[answer & 0xFFFF0000])
 
 
-def _answer_of(program: bytes, number: int, architecture: int, argument: int = 0) -> int:
-    """Run a filter as the kernel would, with two arguments."""
-    data = struct.pack("=IIQQQQ", number, architecture, 0, argument, argument, 0)
+def _answer_of(program: bytes, number: int, architecture: int, *arguments: int) -> int:
+    """Run a filter as the kernel would, with the first three arguments."""
+    data = struct.pack("=IIQQQQ", number, architecture, 0, *(*arguments, 0, 0, 0)[:3])
     instructions = list(struct.iter_unpack("=HBBI", program))
     place = accumulator = 0
     while True:

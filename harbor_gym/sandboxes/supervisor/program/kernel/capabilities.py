@@ -21,8 +21,9 @@ KEPT_CAPABILITIES = {
 }
 """Capabilities of root inside: Docker's default ones.
 
-Without three of them a program whose file has them (``ping``) would not start; they give no rights. The kernel checks
-MKNOD and AUDIT_WRITE only in the machine's own user namespace, and the system call filters refuse what NET_RAW allows.
+Without three of them a program whose file has them (``ping``) would not start. The kernel checks MKNOD and AUDIT_WRITE
+only in the machine's own user namespace. NET_RAW counts where the network namespace belongs to the sandbox's user
+namespace: on Apptainer without a network, not on local. There the system call filters refuse raw sockets.
 """
 
 POLICY, SERVICE, VERIFIER = "policy", "service", "verifier"
