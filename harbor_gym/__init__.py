@@ -17,6 +17,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from harbor_gym.codecs import HFCodec as HFCodec
+    from harbor_gym.config import AgentEpisodeConfig as AgentEpisodeConfig
+    from harbor_gym.config import EpisodeConfig as EpisodeConfig
     from harbor_gym.config import PoolLimits as PoolLimits
     from harbor_gym.config import Snapshot as Snapshot
     from harbor_gym.config import TerminalConfig as TerminalConfig

@@ -17,7 +17,7 @@ from harbor_gym._runtime.portal import refuse_to_copy
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.shipped import folder_digest
 from harbor_gym._runtime.task_groups import task_group
-from harbor_gym.config import Snapshot, TerminalEnvConfig, require_fields_of_own_loop
+from harbor_gym.config import Snapshot, TerminalEnvConfig, require_own_loop
 from harbor_gym.config.dump_file import DumpFile
 from harbor_gym.config.snapshot import read_start
 from harbor_gym.episode.budgets import EpisodeBudgets, Spent
@@ -133,7 +133,7 @@ class AsyncTerminalGymEnv:
     __getstate__ = refuse_to_copy
 
     def __init__(self, config: TerminalEnvConfig, *, pool: WarmPool | None = None) -> None:
-        require_fields_of_own_loop(config)
+        require_own_loop(config, "AsyncTerminalGymEnv")
         if pool is not None:
             pool.require_fit(config)
         self.config = config

@@ -1,7 +1,8 @@
-"""Train a policy on Harbor tasks with SkyRL. Needs GPUs, and vLLM for the engine.
+r"""Train a policy on Harbor tasks with SkyRL. Needs GPUs, and vLLM for the engine.
 
-    python recipes/skyrl_grpo.py 'harbor.tasks=["tasks"]' harbor.sandbox=docker trainer.policy.model.path=Qwen/Qwen3-4B
-    python recipes/skyrl_grpo.py 'harbor.tasks=["tasks"]' harbor.agent=terminus-2 trainer.fully_async.enabled=true
+    python recipes/skyrl_grpo.py 'harbor.tasks=["tasks"]' harbor.env.sandbox=docker \
+        trainer.policy.model.path=Qwen/Qwen3-4B
+    python recipes/skyrl_grpo.py 'harbor.tasks=["tasks"]' harbor.env.agent=terminus-2 trainer.fully_async.enabled=true
 
 Every field of SkyRL's configuration is a flag, ``key.path=value``, and so are those of the section ``harbor``
 (``harbor_gym.adapters.skyrl.HarborSettings``). The list below has the differences from SkyRL's defaults.

@@ -1,16 +1,29 @@
 """Configuration objects: frozen, without unknown fields, passed whole."""
 
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.config.snapshot import Snapshot as Snapshot
 from harbor_gym.config.snapshot import read_start
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_MAX_TURNS, DEFAULT_SANDBOX, ActionFormat, ForkMode
+from harbor_gym.types import DEFAULT_MAX_TURNS, DEFAULT_SANDBOX, ActionFormat, ForkMode, TrainSegments
 
 if TYPE_CHECKING:
 
@@ -77,8 +90,11 @@ class TerminalConfig(_Config):
     step, on any sandbox; ``auto`` is ``persistent`` where that is available."""
 
 
-class TerminalEnvConfig(_Config):
-    """The configuration of an :class:`harbor_gym.AsyncTerminalGymEnv`."""
+class EpisodeConfig(_Config):
+    """What every episode has, whoever plays it: the task, the sandbox, the budgets, the reward and the grading.
+
+    Our own loop plays it (:class:`TerminalEnvConfig`), or one of Harbor's agents (:class:`AgentEpisodeConfig`).
+    """
 
     task_dir: _TaskPath
     """Harbor task directory (``task.toml``, ``instruction.md``, ``environment/``, ``tests/``), or ``task:NAME`` of one
@@ -90,6 +106,72 @@ class TerminalEnvConfig(_Config):
 
     sandbox_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the sandbox class (Harbor's ``environment.kwargs``)."""
+
+    max_turns: int | None = Field(default=DEFAULT_MAX_TURNS, ge=1)
+    """Answers of the policy after which the episode is truncated and verified; None is no limit."""
+
+    time_limit_sec: float | None = Field(default=None, gt=0)
+    """Seconds after which the episode is truncated and verified: of terminal time in our own loop, where the policy's
+    thinking time does not count, and of all time from an agent's first request on. None: the task's own
+    ``[agent] timeout_sec``, if any; in a multi-step task it, or the step's own, limits each step, after which the next
+    one begins, as under Harbor."""
+
+    reward_key: str | None = None
+    """The key of the verifier's rewards that is the scalar. None: ``reward``, or the only key."""
+
+    reward_function: str | None = None
+    """Compute the scalar from all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``."""
+
+    zero_reward_on_limit: bool = False
+    """Give no reward above 0 to an episode that a budget cut short (``info["truncated"]``): ``info["episode_reward"]``
+    is at most 0. Negative rewards stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the
+    metrics marks such an episode. A step's own time limit does not end the episode if another step follows."""
+
+    keep_agent_processes: bool | None = None
+    """Keep the policy's processes running during grading (for tasks that ask for a service), and in a multi-step task
+    afterwards, as Harbor does. They can send signals to a verifier in the same sandbox, and change files that it uses,
+    as far as their user's rights allow; on ``local`` and ``apptainer`` not its /tests and /logs/verifier. False: stop
+    them. None: ``keep_agent_processes`` in the task's ``[metadata]``; without that, they are kept unless the verifier
+    has a pristine view (``verify_paths``)."""
+
+    verify_paths: Literal["auto", "off"] | tuple[PurePosixPath, ...] = "auto"
+    """Grade in a pristine view: a verifier in the policy's sandbox gets the original image, with separate /tests, /tmp
+    and /logs/verifier, and only these paths of the policy's files. Processes and network are the sandbox's.
+    ``auto``: the paths of ``verify_paths`` in the task's ``[metadata]``; Harbor's grading where there are none or the
+    sandbox has no such view, which is logged once. ``off``: Harbor's grading. Given paths are a
+    :class:`harbor_gym.errors.TaskError` on a sandbox without such a view."""
+
+    ambiguous_failures: AmbiguousFailures = "zero"
+    """How to count a missing verdict that the policy or the task may have caused: a verifier that ran out of time or
+    memory in the policy's own sandbox, where its tests load the policy's files, or gave no verdict that can be read,
+    though it gives one in an untouched sandbox, or a later step's set-up that failed there. ``zero``: the policy's
+    failure, reward 0, with the reason in ``info["breakage"]``.
+    ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
+
+    trials_dir: Path | None = None
+    """Keep each trial's folder (logs, result.json) below this directory. None: a temporary one, removed at close."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_fields_of_the_other_player(cls, values: Any) -> Any:
+        return _own_fields(cls, values) if isinstance(values, dict) else values
+
+    @field_validator("task_dir")
+    @classmethod
+    def _find_shipped(cls, value: Path) -> Path:
+        try:
+            return resolve_shipped(value)
+        except UsageError as exc:
+            raise ValueError(str(exc)) from exc
+
+    @field_validator("verify_paths")
+    @classmethod
+    def _require_carriable(cls, value: VerifyPaths) -> VerifyPaths:
+        return check_paths(value) if isinstance(value, tuple) else value
+
+
+class TerminalEnvConfig(EpisodeConfig):
+    """An episode of our own loop: the configuration of an :class:`harbor_gym.AsyncTerminalGymEnv`."""
 
     setup_command: str | None = Field(default=None, min_length=1)
     """Shell text that root runs before the policy starts, in the task's sandbox and with its network. Only files are
@@ -122,67 +204,20 @@ class TerminalEnvConfig(_Config):
     """The system message of a chat policy, which must then state the action format's rules. None: the action
     format's."""
 
-    max_turns: int | None = Field(default=DEFAULT_MAX_TURNS, ge=1)
-    """Turns (calls of ``step``) after which the episode is truncated and verified; None is no limit."""
-
-    time_limit_sec: float | None = Field(default=None, gt=0)
-    """Seconds of terminal time after which the episode is truncated and verified; the policy's thinking time does not
-    count. None: the task's own ``[agent] timeout_sec``, if any; in a multi-step task it, or the step's own, limits each
-    step, after which the next one begins, as under Harbor."""
-
     max_consecutive_parse_failures: int | None = Field(default=3, ge=1)
     """Unreadable actions in a row that end the episode; None is no limit."""
 
     confirm_task_complete: bool = True
     """Ask once for confirmation when the policy declares the task complete, as Terminus-2 does."""
 
-    reward_key: str | None = None
-    """The key of the verifier's rewards that is the scalar. None: ``reward``, or the only key."""
-
-    reward_function: str | None = None
-    """Compute the scalar from all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``."""
-
     step_rewards: bool = False
     """In a multi-step task whose reward is the mean of its steps, give each step's share of it to the transition that
     ended the step, and the rest to the last transition. False: the last transition has the whole reward. Either way the
     transitions sum to ``info["episode_reward"]``."""
 
-    zero_reward_on_limit: bool = False
-    """Give no reward above 0 to an episode that a budget cut short (``info["truncated"]``): ``info["episode_reward"]``
-    is at most 0. Negative rewards stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the
-    metrics marks such an episode. A step's own time limit does not end the episode if another step follows."""
-
-    keep_agent_processes: bool | None = None
-    """Keep the policy's processes running during grading (for tasks that ask for a service), and in a multi-step task
-    afterwards, as Harbor does. They can send signals to a verifier in the same sandbox, and change files that it uses,
-    as far as their user's rights allow; on ``local`` and ``apptainer`` not its /tests and /logs/verifier. False: stop
-    them. None: ``keep_agent_processes`` in the task's ``[metadata]``; without that, they are kept unless the verifier
-    has a pristine view (``verify_paths``)."""
-
-    verify_paths: Literal["auto", "off"] | tuple[PurePosixPath, ...] = "auto"
-    """Grade in a pristine view: a verifier in the policy's sandbox gets the original image, with separate /tests, /tmp
-    and /logs/verifier, and only these paths of the policy's files. Processes and network are the sandbox's.
-    ``auto``: the paths of ``verify_paths`` in the task's ``[metadata]``; Harbor's grading where there are none or the
-    sandbox has no such view, which is logged once. ``off``: Harbor's grading. Given paths are a
-    :class:`harbor_gym.errors.TaskError` on a sandbox without such a view."""
-
-    ambiguous_failures: AmbiguousFailures = "zero"
-    """How to count a missing verdict that the policy or the task may have caused: a verifier that ran out of time or
-    memory in the policy's own sandbox, where its tests load the policy's files, or gave no verdict that can be read,
-    though it gives one in an untouched sandbox, or a later step's set-up that failed there. ``zero``: the policy's
-    failure, reward 0, with the reason in ``info["breakage"]``.
-    ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
-
     verifier: dict[str, Any] = Field(default_factory=dict)
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
     secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. A task sets its own in its task.toml."""
-
-    harbor_server: str | None = None
-    """Address of a ``harbor serve`` with an inference relay (Harbor 0.26) that runs the episodes of one of Harbor's
-    agents in place of this process; its key is the environment variable HARBOR_API_KEY. docs/scale.md says more."""
-
-    trials_dir: Path | None = None
-    """Keep each trial's folder (logs, result.json) below this directory. None: a temporary one, removed at close."""
 
     recording_path: Path | None = None
     """Record each episode here as an asciicast, replacing the last one. None: ``recording.cast`` in the trial's
@@ -216,57 +251,147 @@ class TerminalEnvConfig(_Config):
         snapshot = read_start(kept)
         return {**(dict(snapshot.config) if snapshot else {}), **values, "start_from": kept}
 
-    @field_validator("task_dir")
+
+class AgentEpisodeConfig(EpisodeConfig):
+    """An episode of one of Harbor's agents, which asks the policy through the gateway."""
+
+    agent: str | dict[str, Any]
+    """A name of :data:`harbor_gym.gateway.agents.AGENTS`, the ``module.path:Class`` of any Harbor agent, or the fields
+    of Harbor's ``AgentConfig``."""
+
+    agent_options: dict[str, Any] = Field(default_factory=dict)
+    """NAME=VALUE, an option of the agent's class; ``{gateway_url}`` is replaced with its model's address. An agent that
+    is not in :data:`harbor_gym.gateway.agents.AGENTS` needs it in place of its base URL."""
+
+    agent_in_sandbox: bool | None = None
+    """Whether the agent runs in the sandbox, so that it reaches the gateway by a tunnel; None derives it from the
+    agent."""
+
+    train_segments: TrainSegments = "main"
+    """Train on the agent's own conversation (``main``), also after it edited its history, or also on those of
+    sub-agents and other side calls (``all``)."""
+
+    token_source: Literal["gateway", "details"] = "gateway"
+    """``gateway`` records the tokens. ``details``: the agent reports them (``rollout_details``), as Terminus-2 does,
+    without a message that was cut at the sampler's token limit."""
+
+    harbor_server: str | None = None
+    """Address of a ``harbor serve`` with an inference relay (Harbor 0.26) that runs the episodes in place of this
+    process; its key is the environment variable HARBOR_API_KEY. docs/scale.md says more."""
+
+    @field_validator("agent", mode="before")
     @classmethod
-    def _find_shipped(cls, value: Path) -> Path:
-        try:
-            return resolve_shipped(value)
-        except UsageError as exc:
-            raise ValueError(str(exc)) from exc
+    def _read_agent(cls, value: Any) -> Any:
+        # Harbor's class is not imported for it; by default it redacts variables, which the agent needs.
+        if not isinstance(value, BaseModel):
+            return value
+        return value.model_dump(exclude_defaults=True, context={"redact_sensitive_env": False})
 
-    @field_validator("verify_paths")
-    @classmethod
-    def _require_carriable(cls, value: VerifyPaths) -> VerifyPaths:
-        return check_paths(value) if isinstance(value, tuple) else value
+    @field_serializer("agent", when_used="json")
+    def _without_secrets(self, value: str | dict[str, Any]) -> Any:
+        if isinstance(value, str):
+            return value
+        from harbor.models.trial.config import AgentConfig
+
+        return AgentConfig.model_validate(value).model_dump(mode="json", exclude_defaults=True)
+
+    @model_validator(mode="after")
+    def _require_fit(self) -> Self:
+        if self.train_segments == "all" and self.token_source == "details":
+            raise ValueError("train_segments=all needs token_source=gateway: an agent reports its own conversation")
+        if self.harbor_server is not None and (
+            self.verify_paths not in ("auto", "off") or self.keep_agent_processes is not None
+        ):
+            raise ValueError("Harbor's server grades as harbor run does, without verify_paths and keep_agent_processes")
+        return self
 
 
-FIELDS_WITH_AGENT = frozenset(
-    {
-        *("max_turns", "time_limit_sec", "reward_key", "reward_function", "zero_reward_on_limit"),
-        *("verify_paths", "keep_agent_processes", "ambiguous_failures", "trials_dir", "harbor_server"),
-    }
-)
-"""The fields of :class:`TerminalEnvConfig` that also apply to an episode of one of Harbor's agents."""
-
-_ALWAYS = frozenset({"task_dir", "sandbox", "sandbox_options", "step_rewards"})  # such an episode is paid once anyhow
+def _validated(value: Any) -> Any:
+    """Return the configuration that a mapping describes; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    values = dict(cast("Mapping[str, Any]", value))
+    return (TerminalEnvConfig if values.get("agent") is None else AgentEpisodeConfig).model_validate(values)
 
 
-def require_fields_of_agents(config: TerminalEnvConfig) -> None:
-    """Check that a configuration sets no field that an episode of one of Harbor's agents would ignore.
-
-    Raises:
-        UsageError: A field of our own loop differs from its default.
-    """
-    fields = TerminalEnvConfig.model_fields
-    own = fields.keys() - FIELDS_WITH_AGENT - _ALWAYS
-    changed = [
-        name for name in sorted(own) if getattr(config, name) != fields[name].get_default(call_default_factory=True)
+def _own_fields(model: type[EpisodeConfig], values: dict[str, Any]) -> dict[str, Any]:
+    """Return values without those of the other player's fields that only say their defaults; refuse the others."""
+    is_agents = issubclass(model, AgentEpisodeConfig)
+    fields = (TerminalEnvConfig if is_agents else AgentEpisodeConfig).model_fields
+    foreign = [name for name in values if name in fields and name not in model.model_fields]
+    if is_agents:
+        why = f"for our own loop, and the agent {_agents_name(values)} plays"
+    else:
+        why = "for the episodes of one of Harbor's agents, and our own loop plays"
+    errors = [
+        InitErrorDetails(type=PydanticCustomError("other_player", "{why}", {"why": why}), loc=(name,), input=value)
+        for name in foreign
+        if not _says_default(fields[name], value := values[name])
     ]
-    if changed:
-        raise UsageError(
-            f"{', '.join(changed)}: for our own loop, and one of Harbor's agents plays; an agent takes "
-            f"{', '.join(sorted(FIELDS_WITH_AGENT))}"
-        )
+    if errors:
+        raise ValidationError.from_exception_data(model.__name__, errors)
+    return {name: value for name, value in values.items() if name not in foreign}
 
 
-def require_fields_of_own_loop(config: TerminalEnvConfig) -> None:
-    """Check that a configuration sets no field that our own loop would ignore.
+def _says_default(info: FieldInfo, value: Any) -> bool:
+    return value is None or value == info.get_default(call_default_factory=True, validated_data={})
+
+
+def _agents_name(values: Mapping[str, Any]) -> str:
+    agent = values.get("agent")
+    fields: Mapping[str, Any] = agent if isinstance(agent, dict) else getattr(agent, "__dict__", {"name": agent})
+    return str(fields.get("import_path") or fields.get("name"))
+
+
+AnyEpisode = Annotated[TerminalEnvConfig | AgentEpisodeConfig, BeforeValidator(_validated)]
+"""An episode of our own loop, or of one of Harbor's agents if ``agent`` is given."""
+
+MaxRetries = Annotated[
+    int,
+    Field(ge=0, description="Retries of an episode, in a fresh sandbox, after failures of the infrastructure."),
+]
+NConcurrent = Annotated[int, Field(ge=1, description="Concurrent episodes.")]
+DEFAULT_MAX_RETRIES, DEFAULT_N_CONCURRENT = 1, 16
+
+
+def validate_episode(values: Mapping[str, Any]) -> TerminalEnvConfig | AgentEpisodeConfig:
+    """Return the configuration that fields describe; ``task_dir`` may be missing if each task will replace it.
 
     Raises:
-        UsageError: It names a server for the episodes of Harbor's agents.
+        ValidationError: A field is unknown, belongs to the other player, or has an invalid value.
     """
-    if config.harbor_server is not None:
-        raise UsageError("harbor_server runs the episodes of Harbor's agents, not our own loop: give an agent")
+    return _validated({"task_dir": Path(), **values})
+
+
+def read_episode(values: Mapping[str, Any], where: str = "the episode") -> TerminalEnvConfig | AgentEpisodeConfig:
+    """Return the configuration that fields describe, as :func:`validate_episode` does.
+
+    Args:
+        values: Fields of :class:`TerminalEnvConfig`, or with ``agent`` those of :class:`AgentEpisodeConfig`.
+        where: The fields' place, for errors.
+
+    Raises:
+        UsageError: A field is unknown, belongs to the other player, or has an invalid value.
+    """
+    try:
+        return validate_episode(values)
+    except ValidationError as exc:
+        raise UsageError(f"{where} can't be used: {describe_problems(exc)}") from exc
+
+
+def require_own_loop(config: EpisodeConfig, who: str) -> TerminalEnvConfig:
+    """Return the configuration, if it is one of our own loop.
+
+    Args:
+        config: An episode's configuration.
+        who: The caller in the error's text.
+
+    Raises:
+        UsageError: One of Harbor's agents plays.
+    """
+    if not isinstance(config, TerminalEnvConfig):
+        raise UsageError(f"{who} plays in our own loop, not with one of Harbor's agents: leave agent out")
+    return config
 
 
 class PoolLimits(_Config):

@@ -7,14 +7,10 @@ training: tools declared, calls and results written as text.
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.embedded.demonstrator import Demonstration, Demonstrator, Message
 from harbor_gym.types import ChatMessage, Sample
-
-if TYPE_CHECKING:
-    from harbor.models.trial.config import AgentConfig
 
 
 class ChatLines:
@@ -41,14 +37,11 @@ class ChatLines:
         return [json.loads(line) for line in "".join(map(chr, tokens)).splitlines()]
 
 
-async def play_with_agent(
-    config: TerminalEnvConfig, agent: "AgentConfig | str", demonstrator: Demonstrator
-) -> Demonstration:
+async def play_with_agent(config: AgentEpisodeConfig, demonstrator: Demonstrator) -> Demonstration:
     """Play one episode in which an agent types the demonstrator's answers.
 
     Args:
-        config: The task, the sandbox, and :data:`harbor_gym.config.FIELDS_WITH_AGENT`.
-        agent: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it. It must read terminus-json-plain.
+        config: The task, the sandbox and the agent, which must read terminus-json-plain.
         demonstrator: A fresh one.
 
     Raises:
@@ -62,7 +55,7 @@ async def play_with_agent(
         shown = codec.messages(prompt)[-1]["content"]
         return Sample(codec.line("assistant", demonstrator.answer(shown).text()))
 
-    rollout = await RolloutInterface.from_config(config, sample, codec, agent).run_one(config.task_dir)
+    rollout = await RolloutInterface(config, sample, codec, max_retries=0).run_one(config.task_dir)
     if rollout.error is not None:
         raise rollout.error
     messages = codec.messages(rollout.main.token_ids)

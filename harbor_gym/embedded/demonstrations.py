@@ -13,7 +13,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.task_groups import task_group
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
+from harbor_gym.config.aliases import fields_of
 from harbor_gym.embedded.demonstrator import Demonstration, Demonstrator, load_script
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.formats import prompts
@@ -62,7 +63,7 @@ async def play_demonstrations(
         UsageError: The agent reads other messages.
         HarborGymError: The infrastructure failed again and again.
     """
-    play_one = _player(agent)
+    play_one = play_in_env if agent is None else _player_of(agent)
     script = await asyncio.to_thread(load_script, task_dir)
     config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, max_turns=script.max_turns)
     slots = asyncio.Semaphore(concurrency)
@@ -120,11 +121,12 @@ async def play_in_env(config: TerminalEnvConfig, demonstrator: Demonstrator) -> 
         return Demonstration(tuple(messages), reward, turns, info.get("end_reason", EndReason.COMPLETED))
 
 
-def _player(agent: "AgentConfig | str | None") -> _Play:
-    if agent is None:
-        return play_in_env
-    from harbor_gym.adapters.harbor.agents import require_terminus_json
+def _player_of(agent: "AgentConfig | str") -> _Play:
+    from harbor_gym.adapters.harbor.agents import harbors_agent, require_terminus_json
     from harbor_gym.embedded.agent_demonstrations import play_with_agent
 
-    require_terminus_json(agent)
-    return lambda config, demonstrator: play_with_agent(config, agent, demonstrator)
+    def with_agent(config: TerminalEnvConfig) -> AgentEpisodeConfig:
+        return AgentEpisodeConfig.model_validate({**fields_of(config), "agent": agent})
+
+    require_terminus_json(harbors_agent(with_agent(TerminalEnvConfig(task_dir=""))))
+    return lambda config, demonstrator: play_with_agent(with_agent(config), demonstrator)

@@ -16,6 +16,7 @@ from harbor_gym.adapters.tinker.policies import EvaluatedPolicy
 from harbor_gym.adapters.tinker.training.config import Backend
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, OpenService, cancelled_with, tinker_service
+from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.embedded import ensure_policy
 from harbor_gym.embedded.demonstrator import load_script
 from harbor_gym.embedded.interpreter import server_python
@@ -25,7 +26,6 @@ from harbor_gym.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     import tinker
-    from harbor.models.trial.config import AgentConfig
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 type Show = Callable[[str], None]
@@ -169,20 +169,14 @@ async def _model_dir(run: TrainRun, show: Show, bar: ShowBar) -> Path:
     def show_preparation(phase: str, done: int, total: int, loss: float | None) -> None:
         bar(phase, done, total, f"loss {loss:.2f}" if loss is not None else "")
 
+    from harbor_gym.adapters.harbor.agents import harbors_agent
+
     show("preparing the embedded policy (once; it is cached)")
     return await ensure_policy(
         run.env.task_dir,
         sandbox=run.env.sandbox,
         renderer_name=run.config.renderer_name,
-        agent=_agent(run),
+        agent=harbors_agent(run.env) if isinstance(run.env, AgentEpisodeConfig) else None,
         seed=run.config.seed,
         progress=show_preparation,
     )
-
-
-def _agent(run: TrainRun) -> "AgentConfig | None":
-    if run.config.agent is None:
-        return None
-    from harbor_gym.adapters.harbor.agents import agent_of
-
-    return agent_of(run.config.agent, run.config.agent_options)

@@ -17,11 +17,12 @@ from harbor.models.task.verifier_mode import (
 from harbor.utils.env import get_required_host_vars
 from pydantic import ValidationError
 
-from harbor_gym._runtime.harbor_versions import declared_headers, mcp_headers
+from harbor_gym._runtime.harbor_versions import declared_headers, mcp_headers, require_server
 from harbor_gym._runtime.unchanged import UntilChanged
-from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym.config import AgentEpisodeConfig, EpisodeConfig, TerminalEnvConfig, describe_problems
 from harbor_gym.config.verify_paths import check_paths
 from harbor_gym.errors import TaskError, TaskUnsupportedError
+from harbor_gym.sandboxes import environment_config, preflight
 from harbor_gym.tasks.links import require_own_files
 from harbor_gym.tasks.oddities import find_oddities
 
@@ -33,25 +34,39 @@ _warned: set[str] = set()
 _tasks = UntilChanged[Task]()
 
 
-async def load_task(task_dir: Path, config: TerminalEnvConfig | None = None) -> Task:
+async def load_task(task_dir: Path, config: EpisodeConfig | None = None) -> Task:
     """Return a Harbor task directory's task, read again only if one of its files has changed; it is not to be changed.
 
     Args:
         task_dir: The directory that holds ``task.toml``.
-        config: The configuration of our own loop, if that will play the task.
+        config: How the task will be played.
 
     Raises:
-        TaskError: Something is missing or malformed, or a policy of that loop can't do it; the message names it.
+        TaskError: Something is missing or malformed, or a policy of our own loop can't do it; the message names it.
     """
     task = await asyncio.to_thread(_tasks.get, task_dir, lambda: _load(task_dir))
     servers = task.config.environment.mcp_servers
-    if config is not None and not config.calls_mcp_tools and any(map(declared_headers, servers)):
+    is_own_loop = isinstance(config, TerminalEnvConfig)
+    if is_own_loop and not config.calls_mcp_tools and any(map(declared_headers, servers)):
         name = next(server.name for server in servers if declared_headers(server))
         raise TaskUnsupportedError(
             f"{task_dir}: requests to the MCP server {name} need headers with credentials, which a policy would have "
             "to know to use it from its shell: set action_format to bash-tool, or play it with an agent (--agent)"
         )
     return task
+
+
+def require_sandbox(config: EpisodeConfig) -> None:
+    """Check that an episode's sandbox can start here, or that the installed Harbor can use a server. Blocks.
+
+    Raises:
+        MissingDependencyError: A package, a program or a daemon is missing.
+        UsageError: A setting is missing or wrong.
+    """
+    if isinstance(config, AgentEpisodeConfig) and config.harbor_server is not None:
+        require_server()
+    else:
+        preflight(environment_config(config.sandbox, options=config.sandbox_options))
 
 
 def grades_in_shared_sandbox(task: Task, step: StepConfig | None = None) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import DEFAULT_MAX_RETRIES, EpisodeConfig, aliases, require_own_loop
 from harbor_gym.config.snapshot import KeepSnapshot
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
@@ -12,6 +12,7 @@ from harbor_gym.samplers import ChatEndpoint, run_chat_episode
 from harbor_gym.types import Rollout
 
 
+@aliases.accepting(aliases.PLAYER)
 @dataclass(frozen=True)
 class ChatPlayer:
     """Plays episodes with a model behind an OpenAI-style chat endpoint."""
@@ -19,18 +20,20 @@ class ChatPlayer:
     endpoint: ChatEndpoint
     """The open endpoint."""
 
-    retries: int = 1
-    """Fresh attempts at an episode that an infrastructure error ended."""
+    max_retries: int = DEFAULT_MAX_RETRIES
+    """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
 
     transcripts_dir: Path | None = None
     """Folder for transcripts and recordings, with the layout of a training run; None writes none."""
 
-    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+    async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """See :meth:`EpisodePlayer.attempt`."""
         timed = Timed(self.endpoint.__call__)
 
-        async def play(config: TerminalEnvConfig, keep: KeepSnapshot | None) -> Rollout:
-            return await run_chat_episode(AsyncTerminalGymEnv(config), timed, keep=keep)
+        async def play(config: EpisodeConfig, keep: KeepSnapshot | None) -> Rollout:
+            return await run_chat_episode(
+                AsyncTerminalGymEnv(require_own_loop(config, "a chat model")), timed, keep=keep
+            )
 
         result, rollout = await play_recorded(config, number, play, self.transcripts_dir)
         return replace(result, sampling_sec=round(timed.seconds, 3)), rollout.error

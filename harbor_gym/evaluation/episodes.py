@@ -12,7 +12,15 @@ from typing import Protocol
 
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.task_groups import task_group
-from harbor_gym.config import Snapshot, TerminalEnvConfig
+from harbor_gym.config import (
+    DEFAULT_MAX_RETRIES,
+    DEFAULT_N_CONCURRENT,
+    EpisodeConfig,
+    Snapshot,
+    TerminalEnvConfig,
+    aliases,
+    require_own_loop,
+)
 from harbor_gym.config.snapshot import KeepSnapshot, SnapshotFile
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.task import load_task
@@ -70,6 +78,7 @@ class EpisodeResult:
     """How an episode of an interrupted evaluation went on: ``exact`` or ``replay``. None if it did not."""
 
 
+@aliases.accepting(aliases.PLAYER)
 @dataclass(frozen=True)
 class Player:
     """Plays episodes with a sampler of tokens."""
@@ -86,19 +95,19 @@ class Player:
     max_context_tokens: int | None = None
     """The model's context window in tokens; None takes the window that the sampler's engine reports, if it does."""
 
-    retries: int = 1
-    """Fresh attempts at an episode that an infrastructure error ended."""
+    max_retries: int = DEFAULT_MAX_RETRIES
+    """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
 
     transcripts_dir: Path | None = None
     """Folder for transcripts and recordings, with the layout of a training run; None writes none."""
 
-    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+    async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """See :meth:`EpisodePlayer.attempt`."""
         timed = _TimedSampler(self.sample)
 
-        async def play(config: TerminalEnvConfig, keep: KeepSnapshot | None) -> Rollout:
+        async def play(config: EpisodeConfig, keep: KeepSnapshot | None) -> Rollout:
             env = TokenTerminalEnv(
-                AsyncTerminalGymEnv(config),
+                AsyncTerminalGymEnv(require_own_loop(config, "a sampler")),
                 self.codec,
                 max_tokens=self.max_tokens,
                 max_context_tokens=self.max_context_tokens,
@@ -113,11 +122,11 @@ class EpisodePlayer(Protocol):
     """The interface of :class:`Player` and its alternatives, which play the episodes of an evaluation."""
 
     @property
-    def retries(self) -> int:
-        """Fresh attempts at an episode that an infrastructure error ended."""
+    def max_retries(self) -> int:
+        """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
         ...
 
-    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+    async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """Play an episode once; return its result, and the infrastructure error if one ended it.
 
         Args:
@@ -130,12 +139,12 @@ class EpisodePlayer(Protocol):
         ...
 
 
-type Play = Callable[[TerminalEnvConfig, KeepSnapshot | None], Awaitable[Rollout]]
+type Play = Callable[[EpisodeConfig, KeepSnapshot | None], Awaitable[Rollout]]
 """Plays an episode of a configuration, and passes snapshots to the second argument, if there is one."""
 
 
 async def play_recorded(
-    config: TerminalEnvConfig,
+    config: EpisodeConfig,
     number: int,
     play: Play,
     transcripts_dir: Path | None,
@@ -161,7 +170,8 @@ async def play_recorded(
     start: Snapshot | None = None
     if transcripts_dir is not None:
         path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
-        config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
+        if isinstance(config, TerminalEnvConfig):
+            config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         start = await asyncio.to_thread(_read_kept, path.with_suffix(".snapshot"))
     started = time.monotonic()
     resumed: str | None = None
@@ -177,9 +187,7 @@ async def play_recorded(
     return result, rollout
 
 
-async def _play_on(
-    config: TerminalEnvConfig, play: Play, kept: Path, start: Snapshot | None
-) -> tuple[Rollout, str | None]:
+async def _play_on(config: EpisodeConfig, play: Play, kept: Path, start: Snapshot | None) -> tuple[Rollout, str | None]:
     """Play an episode, if possible from the snapshot ``start``, and write its snapshots to ``kept``.
 
     Returns:
@@ -195,7 +203,7 @@ async def _play_on(
 
         return keep
 
-    if start is not None:
+    if start is not None and isinstance(config, TerminalEnvConfig):
         going_on = config.model_copy(update={"start_from": start, "start_mode": "auto"})
         try:
             rollout = await play(going_on, keeping(start))
@@ -219,12 +227,13 @@ def _log_anew(kept: Path, why: HarborGymError) -> None:
     logger.warning("%s begins anew: %s", kept.stem, why)
 
 
+@aliases.accepting(aliases.PLAYER)
 async def evaluate(
-    tasks: Sequence[TerminalEnvConfig],
+    tasks: Sequence[EpisodeConfig],
     player: EpisodePlayer,
     *,
     episodes: int,
-    concurrency: int = 8,
+    n_concurrent: int = DEFAULT_N_CONCURRENT,
     on_episode: Callable[[EpisodeResult], None] | None = None,
     played: Sequence[EpisodeResult] = (),
 ) -> list[EpisodeResult]:
@@ -234,7 +243,7 @@ async def evaluate(
         tasks: Each task once, with its sandbox and budgets. All are read before the first sandbox starts.
         player: Plays the episodes.
         episodes: Episodes per task.
-        concurrency: Concurrent episodes, over all tasks.
+        n_concurrent: Concurrent episodes, over all tasks.
         on_episode: Called with each result as its episode ends.
         played: Results of an earlier call; these episodes are not played again.
 
@@ -243,7 +252,7 @@ async def evaluate(
         UsageError: A count is below 1, two tasks have the same name, or there are no tasks.
         HarborGymError: An error that no retry can repair; the other episodes are cancelled and closed first.
     """
-    for name, value in (("episodes", episodes), ("concurrency", concurrency)):
+    for name, value in (("episodes", episodes), ("n_concurrent", n_concurrent)):
         if value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
     names = [config.task_dir.resolve().name for config in tasks]
@@ -251,11 +260,11 @@ async def evaluate(
         raise UsageError(f"an evaluation needs tasks of different names, got {', '.join(names) or 'none'}")
     for config in tasks:
         await load_task(config.task_dir, config)
-    slots = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(n_concurrent)
 
     known = {(result.task, result.episode): result for result in played}
 
-    async def item(config: TerminalEnvConfig, number: int) -> EpisodeResult:
+    async def item(config: EpisodeConfig, number: int) -> EpisodeResult:
         if (earlier := known.get((config.task_dir.resolve().name, number))) is not None:
             return earlier
         async with slots:
@@ -269,9 +278,9 @@ async def evaluate(
     return [task.result() for task in playing]
 
 
-async def _play(config: TerminalEnvConfig, player: EpisodePlayer, number: int) -> EpisodeResult:
+async def _play(config: EpisodeConfig, player: EpisodePlayer, number: int) -> EpisodeResult:
     """Play one episode; after an infrastructure error, retry it in a fresh sandbox."""
-    budget = RetryBudget(player.retries, warns=False)
+    budget = RetryBudget(player.max_retries, warns=False)
     for attempt in itertools.count():
         result, error = await player.attempt(config, number)
         if error is None or not await budget.allows(error, attempt):

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import EpisodeConfig
 from harbor_gym.errors import HarborGymError
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult
 from harbor_gym.samplers.engine_client import EngineClient
@@ -33,11 +33,11 @@ class FirstAlone:
     _others_may_begin: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def retries(self) -> int:
-        """Fresh attempts at an episode that an infrastructure error ended."""
-        return self.player.retries
+    def max_retries(self) -> int:
+        """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
+        return self.player.max_retries
 
-    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+    async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """See :meth:`EpisodePlayer.attempt`."""
         if self._is_begun:
             await self._others_may_begin.wait()

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import DEFAULT_MAX_RETRIES, EpisodeConfig, aliases
 from harbor_gym.errors import HarborGymError, SandboxError
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, result_of
 from harbor_gym.types import Rollout
@@ -15,6 +15,7 @@ type OpenPlayer = Callable[[], AbstractAsyncContextManager[EpisodePlayer]]
 """Opens a player in the worker. It must pickle: a function of a module, or a partial of one."""
 
 
+@aliases.accepting(aliases.PLAYER)
 @dataclass(frozen=True)
 class RemotePlayer:
     """Plays each attempt as one call of an executor, such as :func:`harbor_gym.cluster.open_executor`'s."""
@@ -24,10 +25,10 @@ class RemotePlayer:
 
     open_player: OpenPlayer
 
-    retries: int = 1
-    """Fresh attempts at an episode that an infrastructure error ended."""
+    max_retries: int = DEFAULT_MAX_RETRIES
+    """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
 
-    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+    async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """See :meth:`EpisodePlayer.attempt`. A lost worker is an infrastructure error as well."""
         future = self.executor.submit(_attempt, self.open_player, config, number)
         try:
@@ -37,7 +38,7 @@ class RemotePlayer:
 
 
 def _attempt(
-    open_player: OpenPlayer, config: TerminalEnvConfig, number: int
+    open_player: OpenPlayer, config: EpisodeConfig, number: int
 ) -> tuple[EpisodeResult, HarborGymError | None]:
     async def play() -> tuple[EpisodeResult, HarborGymError | None]:
         async with open_player() as player:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.json_files import object_or_empty
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
 from harbor_gym.transcripts import JOURNAL_NAME, RESULT_NAME
 
 _SHOWN = 6
 """Names that are listed; the number of the others follows."""
 
-_SETTINGS = ("agent", "base_url", "temperature", "max_tokens")
+_SETTINGS = ("base_url", "temperature", "max_tokens")
 
 
 def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
@@ -81,7 +81,7 @@ def failures(evaluation: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]
 
 def _settings(settings: Mapping[str, Any]) -> str:
     """Return the settings that differ from an episode's defaults or have no default."""
-    fields = TerminalEnvConfig.model_fields
+    fields = {**AgentEpisodeConfig.model_fields, **TerminalEnvConfig.model_fields}
     env = {"sandbox": None, **(settings.get("env") or {})}
     changed = {
         key: value

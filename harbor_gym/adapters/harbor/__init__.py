@@ -3,6 +3,5 @@
 from harbor_gym.adapters.harbor.interface import RolloutInterface
 from harbor_gym.adapters.harbor.results import details_sequences
 from harbor_gym.adapters.harbor.server import HarborServer
-from harbor_gym.adapters.harbor.strategy import Strategy
 
-__all__ = ["HarborServer", "RolloutInterface", "Strategy", "details_sequences"]
+__all__ = ["HarborServer", "RolloutInterface", "details_sequences"]

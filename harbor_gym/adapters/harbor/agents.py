@@ -2,11 +2,13 @@
 
 import difflib
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import ValidationError
 
 from harbor_gym._runtime.harbor_versions import base_url_of, require_server
 from harbor_gym._runtime.imports import use_litellms_own_prices
+from harbor_gym.config import AgentEpisodeConfig, describe_problems
 from harbor_gym.episode.grading.breakage import is_there
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
@@ -31,33 +33,35 @@ _NO_LIMIT_TOKENS = 1_000_000
 _MAX_TEXT = 1000
 
 
-def unchecked_agent(name: str, options: Mapping[str, Any] | None = None) -> "AgentConfig":
-    """Return Harbor's configuration of an agent by its name or ``module.path:Class``, without checking it."""
-    from harbor.models.trial.config import AgentConfig
-
-    kwargs = dict(options or {})
-    return AgentConfig(import_path=name, kwargs=kwargs) if ":" in name else AgentConfig(name=name, kwargs=kwargs)
-
-
-def agent_of(name: str, options: Mapping[str, Any] | None = None, *, is_relayed: bool = False) -> "AgentConfig":
-    """Return Harbor's configuration of an agent, and check it before anything is started.
-
-    Args:
-        name: One of Harbor's agents, or ``module.path:Class``.
-        options: The agent's keyword arguments. :data:`URL_MARK` in them is replaced with the session's URL; an agent
-            that is not listed in :data:`harbor_gym.gateway.agents.AGENTS` needs it.
-        is_relayed: Whether Harbor's server gives the agent its address.
+def harbors_agent(config: AgentEpisodeConfig) -> "AgentConfig":
+    """Return Harbor's configuration of an episode's agent, without checking that there is such an agent.
 
     Raises:
-        UsageError: There is no such agent, its options lack the placeholder, or Harbor's server needs a newer Harbor.
+        UsageError: Harbor's configuration has no such field.
     """
-    agent = unchecked_agent(name, options)
+    from harbor.models.trial.config import AgentConfig
+
+    given = config.agent
+    fields: dict[str, Any] = {"import_path" if ":" in given else "name": given} if isinstance(given, str) else given
+    try:
+        return AgentConfig.model_validate({**fields, "kwargs": {**fields.get("kwargs", {}), **config.agent_options}})
+    except ValidationError as exc:
+        raise UsageError(f"agent can't be used: {describe_problems(exc)}") from exc
+
+
+def require_agent(config: AgentEpisodeConfig) -> "AgentConfig":
+    """Return Harbor's configuration of an episode's agent, and check it before anything is started.
+
+    Raises:
+        UsageError: There is no such agent, its options lack :data:`URL_MARK`, or Harbor's server needs a newer Harbor.
+    """
+    agent = harbors_agent(config)
     if _listed_name(agent) is None:
         _agent_class(agent)
-    if is_relayed:
-        require_server()
-    else:
+    if config.harbor_server is None:
         _require_address(agent)
+    else:
+        require_server()
     return agent
 
 
@@ -74,13 +78,13 @@ def runs_in_sandbox(agent: "AgentConfig") -> bool:
     return issubclass(_agent_class(agent), BaseInstalledAgent)
 
 
-def require_terminus_json(agent: "AgentConfig | str") -> None:
+def require_terminus_json(agent: "AgentConfig") -> None:
     """Refuse an agent that is known not to read terminus-json-plain.
 
     Raises:
         UsageError: The agent is listed in :data:`harbor_gym.gateway.agents.AGENTS` with another format.
     """
-    name = agent if isinstance(agent, str) else _listed_name(agent)
+    name = _listed_name(agent)
     connection = AGENTS.get(name or "")
     if connection is not None and connection.action_format is not ActionFormat.TERMINUS_JSON:
         raise UsageError(

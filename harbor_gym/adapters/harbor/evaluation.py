@@ -3,10 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harbor.models.trial.config import AgentConfig
-
 from harbor_gym.adapters.harbor.interface import RolloutInterface
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import DEFAULT_MAX_RETRIES, EpisodeConfig, aliases
 from harbor_gym.config.snapshot import KeepSnapshot
 from harbor_gym.errors import HarborGymError
 from harbor_gym.evaluation.episodes import EpisodeResult, play_recorded
@@ -15,6 +13,7 @@ from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.types import Rollout
 
 
+@aliases.accepting(aliases.PLAYER)
 @dataclass(frozen=True)
 class AgentPlayer:
     """Plays episodes with one of Harbor's agents, which calls a session of the gateway and never gets the API key."""
@@ -22,22 +21,19 @@ class AgentPlayer:
     endpoint: ChatEndpoint
     """The open endpoint."""
 
-    agent: AgentConfig | str
-    """See :class:`RolloutInterface`."""
-
-    retries: int = 1
-    """Fresh attempts at an episode that an infrastructure error ended."""
+    max_retries: int = DEFAULT_MAX_RETRIES
+    """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
 
     transcripts_dir: Path | None = None
     """Folder for transcripts; None writes none. An agent's terminal is not recorded."""
 
-    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+    async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """See :meth:`harbor_gym.evaluation.EpisodePlayer.attempt`."""
         sampler = ProxySampler(self.endpoint)
 
-        async def play(recorded: TerminalEnvConfig, _keep: KeepSnapshot | None) -> Rollout:
-            interface = RolloutInterface.from_config(config, sampler, ProxyCodec(), self.agent)
-            return await interface.run_one(recorded.task_dir)
+        async def play(config: EpisodeConfig, _keep: KeepSnapshot | None) -> Rollout:
+            interface = RolloutInterface(config, sampler, ProxyCodec(), max_retries=0)  # an attempt is one try
+            return await interface.run_one(config.task_dir)
 
         result, rollout = await play_recorded(config, number, play, self.transcripts_dir)
         counted = replace(

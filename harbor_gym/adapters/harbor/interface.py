@@ -7,30 +7,33 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeGuard, get_args
+from typing import Any, TypeGuard
 
 from harbor.models.trial.config import AgentConfig, TaskConfig
-from pydantic import ValidationError
 
 from harbor_gym._runtime.harbor_versions import base_url_of, require_server
 from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym._runtime.task_groups import task_group
-from harbor_gym.adapters.harbor.agents import has_mark, runs_in_sandbox
+from harbor_gym.adapters.harbor.agents import harbors_agent, has_mark, runs_in_sandbox
 from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
-from harbor_gym.adapters.harbor.results import Tokens
-from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs, server_environment
+from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs
 from harbor_gym.adapters.harbor.server_player import ServerPlayer
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
-from harbor_gym.adapters.harbor.strategy import Strategy
-from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig, describe_problems, require_fields_of_agents
-from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.episode.grading import rewards
+from harbor_gym.config import (
+    DEFAULT_MAX_RETRIES,
+    DEFAULT_N_CONCURRENT,
+    AgentEpisodeConfig,
+    EpisodeConfig,
+    TerminalEnvConfig,
+    aliases,
+    read_episode,
+)
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
 from harbor_gym.stragglers import EpisodeClock, Stragglers, equal_places, play_rollouts
-from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, EndReason, Rollout, Sampler, TrainSegments
+from harbor_gym.types import ChatCodec, EndReason, Rollout, Sampler
 
 MODEL = "policy"
 """The policy's model name in the gateway."""
@@ -45,32 +48,19 @@ class RolloutInterface:
     Calls of :meth:`run` share no state and leave nothing behind.
 
     Args:
+        config: How each episode is played, or its fields: with ``agent`` those of
+            :class:`harbor_gym.config.AgentEpisodeConfig`, else those of :class:`harbor_gym.TerminalEnvConfig`. Each
+            task replaces ``task_dir``. None is Terminus-2 on ``local``.
         sampler: Samples the policy's messages.
-        codec: Writes conversations as tokens.
-        agent: For the strategies ``gateway`` and ``details``: a name of
-            :data:`harbor_gym.gateway.agents.AGENTS`, or Harbor's configuration of any agent. An agent that is not
-            listed there needs ``{gateway_url}`` in place of its base URL. None is Terminus-2.
-        strategy: The loop that plays, and the source of the tokens.
-        sandbox: As ``TerminalEnvConfig.sandbox``.
-        sandbox_options: Keyword arguments of the sandbox's class.
-        n_concurrent: Concurrent rollouts.
-        limits: The budgets of each rollout. The strategy ``env`` needs ``max_answer_tokens``, counts only the
-            terminal's time for ``time_limit_sec``, and does not support ``max_sampled_tokens``.
-        env_settings: Further fields of ``TerminalEnvConfig`` for the strategy ``env``.
-        max_retries: Retries of a rollout after infrastructure failures.
-        stragglers: How :meth:`run` treats the slowest rollouts of each task; None waits for all.
-        reward_key: Name of the reward; None is ``reward``, or the only one there is.
-        reward_function: As ``TerminalEnvConfig.reward_function``.
-        zero_reward_on_limit: As ``TerminalEnvConfig.zero_reward_on_limit``.
-        verify_paths: As ``TerminalEnvConfig.verify_paths``.
-        keep_agent_processes: As ``TerminalEnvConfig.keep_agent_processes``.
-        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
-        agent_in_sandbox: Whether the agent runs in the sandbox; None derives it from the agent.
-        server: A Harbor server that runs the trials instead of this process. It gives agents their addresses, grades as
-            ``harbor run`` does, and reads tasks' paths in its own file system.
-        trials_dir: Folder for the trials' folders; None removes them.
-        train_segments: For the strategy ``gateway``. ``main``: a rollout's segments are those of the agent's own
-            conversation, also after it edited its history. ``all``: side calls (sub-agents, titles) as well.
+        codec: Writes conversations as tokens; our own loop needs a :class:`harbor_gym.types.ChatCodec`.
+        limits: The budgets in tokens, and of an agent's requests. Our own loop needs ``max_answer_tokens``, and has no
+            ``max_sampled_tokens``. ``max_turns`` and ``time_limit_sec`` are the configuration's.
+        n_concurrent: Concurrent episodes.
+        max_retries: Retries of an episode after failures of the infrastructure.
+        stragglers: How :meth:`run` treats the slowest episodes of each task; None waits for all.
+        server: The Harbor server at ``config.harbor_server``, with settings of its own. It gives agents their
+            addresses, grades as ``harbor run`` does, and reads tasks' paths in its own file system.
+        earlier: Fields of the configuration by their earlier names, :data:`harbor_gym.config.aliases.ROLLOUTS`.
 
     Raises:
         UsageError: The arguments contradict each other.
@@ -78,114 +68,42 @@ class RolloutInterface:
 
     def __init__(
         self,
+        config: EpisodeConfig | Mapping[str, Any] | None = None,
+        sampler: Sampler | None = None,
+        codec: ChatCodec | ConversationCodec | None = None,
         *,
-        sampler: Sampler,
-        codec: ChatCodec | ConversationCodec,
-        agent: AgentConfig | str | None = None,
-        strategy: Strategy | str = Strategy.GATEWAY,
-        sandbox: str = DEFAULT_SANDBOX,
-        sandbox_options: Mapping[str, Any] | None = None,
-        n_concurrent: int = 8,
         limits: SessionLimits | None = None,
-        env_settings: Mapping[str, Any] | None = None,
-        max_retries: int = 0,
+        n_concurrent: int = DEFAULT_N_CONCURRENT,
+        max_retries: int = DEFAULT_MAX_RETRIES,
         stragglers: Stragglers | None = None,
-        reward_key: str | None = None,
-        reward_function: str | None = None,
-        zero_reward_on_limit: bool = False,
-        verify_paths: VerifyPaths = "auto",
-        keep_agent_processes: bool | None = None,
-        ambiguous_failures: AmbiguousFailures = "zero",
-        agent_in_sandbox: bool | None = None,
         server: HarborServer | None = None,
-        trials_dir: Path | None = None,
-        train_segments: TrainSegments = "main",
+        **earlier: Any,
     ) -> None:
-        self._strategy = Strategy(strategy)
-        self._sampler, self._codec = sampler, codec
-        self._agent = agent if isinstance(agent, AgentConfig) else AgentConfig(name=agent or "terminus-2")
-        self._in_sandbox = bool(agent_in_sandbox)
-        if agent_in_sandbox is None and server is None:  # a server may have agents that this process has not
-            self._in_sandbox = runs_in_sandbox(self._agent)
-        self._n_concurrent, self._max_retries = n_concurrent, max_retries
-        self._stragglers = stragglers or Stragglers()
-        self._limits = limits or SessionLimits()
-        settings: dict[str, Any] = {
-            "sandbox": sandbox,
-            "sandbox_options": dict(sandbox_options or {}),
-            "reward_key": reward_key,
-            "reward_function": reward_function,
-            "zero_reward_on_limit": zero_reward_on_limit,
-            "verify_paths": verify_paths,
-            "keep_agent_processes": keep_agent_processes,
-            "ambiguous_failures": ambiguous_failures,
-            "trials_dir": trials_dir,
-            "max_turns": self._limits.max_turns,
-            "time_limit_sec": self._limits.time_limit_sec,
-            **(env_settings or {}),
-        }
-        try:
-            self._config = TerminalEnvConfig(task_dir=Path(), **settings)
-        except ValidationError as exc:
-            raise UsageError(describe_problems(exc)) from exc
-        self._tokens: Tokens = "details" if self._strategy is Strategy.DETAILS else train_segments
-        self._account = RewardAccount(rewards.reward_function(reward_key, reward_function), zero_reward_on_limit)
-        self._server = server
-        if train_segments not in get_args(TrainSegments):
-            raise UsageError(f"train_segments is main or all, not {train_segments!r}")
-        if train_segments == "all" and self._strategy is not Strategy.GATEWAY:
-            raise UsageError(f"train_segments is for the strategy gateway, not {self._strategy}")
+        if sampler is None or codec is None:
+            raise UsageError("RolloutInterface needs a sampler and a codec")
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
+        fields, limits = _fields_and_limits(config, earlier, limits or SessionLimits())
         if server is not None:
-            self._require_server_arguments()
-        if self._strategy is Strategy.ENV:
-            self._require_env_arguments(agent)
-        elif env_settings:
-            raise UsageError("env_settings are for the strategy env")
-
-    @classmethod
-    def from_config(
-        cls,
-        config: TerminalEnvConfig,
-        sampler: Sampler,
-        codec: ChatCodec | ConversationCodec,
-        agent: AgentConfig | str | None,
-        *,
-        agent_in_sandbox: bool | None = None,
-        max_context_tokens: int | None = None,
-        max_answer_tokens: int = 0,
-        train_segments: TrainSegments = "main",
-    ) -> Self:
-        """Make an interface for an agent, with the sandbox, budgets and reward of an environment's configuration.
-
-        Raises:
-            UsageError: The configuration has fields that no agent uses, or the arguments contradict each other.
-        """
-        require_fields_of_agents(config)
-        return cls(
-            sampler=sampler,
-            codec=codec,
-            agent=agent,
-            sandbox=config.sandbox,
-            sandbox_options=config.sandbox_options,
-            limits=SessionLimits(
-                max_turns=config.max_turns,
-                time_limit_sec=config.time_limit_sec,
-                max_context_tokens=max_context_tokens,
-                max_answer_tokens=max_answer_tokens,
-            ),
-            reward_key=config.reward_key,
-            reward_function=config.reward_function,
-            zero_reward_on_limit=config.zero_reward_on_limit,
-            verify_paths=config.verify_paths,
-            keep_agent_processes=config.keep_agent_processes,
-            ambiguous_failures=config.ambiguous_failures,
-            agent_in_sandbox=agent_in_sandbox,
-            server=None if config.harbor_server is None else HarborServer(config.harbor_server),
-            trials_dir=config.trials_dir,
-            train_segments=train_segments,
-        )
+            fields["harbor_server"] = server.url
+        self._config = read_episode(fields, "an episode")
+        budgets = {"max_turns": self._config.max_turns, "time_limit_sec": self._config.time_limit_sec}
+        self._limits = limits.model_copy(update=budgets)
+        self._sampler, self._codec = sampler, codec
+        self._n_concurrent, self._max_retries = n_concurrent, max_retries
+        self._stragglers = stragglers or Stragglers()
+        self._account = RewardAccount.of(self._config)
+        if isinstance(self._config, TerminalEnvConfig):
+            self._require_own_arguments()
+        else:
+            self._agent, self._server = harbors_agent(self._config), server
+            if server is None and self._config.harbor_server is not None:
+                self._server = HarborServer(self._config.harbor_server)
+            if self._server is not None:
+                _require_relayed(self._agent)
+            self._in_sandbox = bool(self._config.agent_in_sandbox)
+            if self._config.agent_in_sandbox is None and self._server is None:  # a server may have other agents
+                self._in_sandbox = runs_in_sandbox(self._agent)
 
     async def run_one(self, task_dir: str | Path, *, clock: EpisodeClock | None = None) -> Rollout:
         """Play one task once. Of the interface's ``stragglers`` only the deadline applies, from this call on.
@@ -281,13 +199,14 @@ class RolloutInterface:
 
     @asynccontextmanager
     async def _player(self) -> AsyncGenerator[Player]:
-        """Yield the player of the strategy, with the resources that its rollouts share."""
-        if self._strategy is Strategy.ENV:
+        """Yield the player of the episodes, with the resources that they share."""
+        config = self._config
+        if isinstance(config, TerminalEnvConfig):
             assert is_chat_codec(self._codec)
-            yield EnvPlayer(self._sampler, self._codec, self._limits, self._config)
+            yield EnvPlayer(self._sampler, self._codec, self._limits, config)
             return
         if self._server is not None:
-            async with self._server_player(self._server) as player:
+            async with self._server_player(config, self._server) as player:
                 yield player
             return
         use_litellms_own_prices()
@@ -300,47 +219,63 @@ class RolloutInterface:
                     gateway=gateway,
                     agent=self._agent,
                     in_sandbox=self._in_sandbox,
-                    config=self._config,
+                    config=config,
                     limits=self._limits,
                     account=self._account,
-                    trials_dir=self._config.trials_dir or Path(temporary),
-                    tokens=self._tokens,
+                    trials_dir=config.trials_dir or Path(temporary),
                 )
 
     @asynccontextmanager
-    async def _server_player(self, server: HarborServer) -> AsyncGenerator[ServerPlayer]:
+    async def _server_player(self, config: AgentEpisodeConfig, server: HarborServer) -> AsyncGenerator[ServerPlayer]:
         async with aclosing(ServerJobs(server)) as jobs, Gateway(self._sampler, self._codec, model=MODEL) as gateway:
             yield ServerPlayer(
                 server=server,
                 jobs=jobs,
                 gateway=gateway,
                 agent=self._agent,
-                environment=server_environment(self._config.sandbox, self._config.sandbox_options),
+                config=config,
                 limits=self._limits,
                 account=self._account,
-                ambiguous_failures=self._config.ambiguous_failures,
-                trials_dir=self._config.trials_dir,
-                tokens=self._tokens,
             )
 
-    def _require_server_arguments(self) -> None:
-        require_server()
-        if self._strategy is Strategy.ENV:
-            raise UsageError("the strategy env is our own loop, and a Harbor server can't run it: give an agent")
-        if self._config.verify_paths not in ("auto", "off") or self._config.keep_agent_processes is not None:
-            raise UsageError("Harbor's server grades as harbor run does, without verify_paths and keep_agent_processes")
-        if has_mark(self._agent) or base_url_of(self._agent) is not None:
-            raise UsageError("Harbor's server gives an agent its address: leave {gateway_url} and base_url out of it")
-
-    def _require_env_arguments(self, agent: AgentConfig | str | None) -> None:
-        if agent is not None:
-            raise UsageError("the strategy env is our own loop and takes no agent")
+    def _require_own_arguments(self) -> None:
         if not is_chat_codec(self._codec):
-            raise UsageError("the strategy env needs a ChatCodec: prompt, next_turn and text")
+            raise UsageError("our own loop needs a ChatCodec: prompt, next_turn and text")
         if not self._limits.max_answer_tokens:
-            raise UsageError("the strategy env needs limits.max_answer_tokens, the sampler's limit for one message")
+            raise UsageError("our own loop needs max_answer_tokens, the sampler's limit for one message")
         if self._limits.max_sampled_tokens is not None:
-            raise UsageError("the strategy env has no limits.max_sampled_tokens: use max_turns or max_context_tokens")
+            raise UsageError("our own loop has no max_sampled_tokens: use max_turns or max_context_tokens")
+
+
+def _fields_and_limits(
+    config: EpisodeConfig | Mapping[str, Any] | None, earlier: dict[str, Any], limits: SessionLimits
+) -> tuple[dict[str, Any], SessionLimits]:
+    """Return the fields of the configuration, also those that the arguments of earlier versions give."""
+    strategy = str(earlier.pop("strategy", "gateway"))
+    if strategy not in ("env", "gateway", "details"):
+        raise UsageError(f"there is no strategy {strategy!r}: env, gateway or details")
+    if unknown := sorted(earlier.keys() - aliases.ROLLOUTS.keys()):
+        raise TypeError(f"RolloutInterface has no argument {unknown[0]!r}")
+    fields = aliases.fields_of(config)
+    if config is None and strategy != "env":
+        earlier["agent"] = earlier.get("agent") or "terminus-2"
+    for name in limits.model_fields_set & {"max_turns", "time_limit_sec"}:
+        fields.setdefault(name, getattr(limits, name))
+    if strategy == "details":
+        fields["token_source"] = "details"
+    try:
+        fields = aliases.moved({"config": fields, **earlier}, aliases.ROLLOUTS)["config"]
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    if strategy == "env" and fields.get("agent") is not None:
+        raise UsageError("the strategy env is our own loop and takes no agent")
+    return fields, limits
+
+
+def _require_relayed(agent: AgentConfig) -> None:
+    require_server()
+    if has_mark(agent) or base_url_of(agent) is not None:
+        raise UsageError("Harbor's server gives an agent its address: leave {gateway_url} and base_url out of it")
 
 
 def is_chat_codec(codec: ChatCodec | ConversationCodec) -> TypeGuard[ChatCodec]:

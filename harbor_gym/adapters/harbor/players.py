@@ -14,8 +14,8 @@ from harbor.trial.trial import Trial
 
 from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.adapters.harbor.agents import attach, point_at_session
-from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, lost_rollout, rewards_of
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, lost_rollout, rewards_of, tokens_of
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.guard import GradingGuard
@@ -113,8 +113,8 @@ class TrialPlayer:
     in_sandbox: bool
     """Whether the agent runs in the sandbox."""
 
-    config: TerminalEnvConfig
-    """The settings of the sandbox and its grading."""
+    config: AgentEpisodeConfig
+    """The sandbox, its grading, and the source of the tokens."""
 
     limits: SessionLimits
     """The budgets of each session."""
@@ -125,8 +125,10 @@ class TrialPlayer:
     trials_dir: Path
     """Folder of the trials' folders."""
 
-    tokens: Tokens
-    """The source of the episode's tokens."""
+    @property
+    def tokens(self) -> Tokens:
+        """The source of the episode's tokens."""
+        return tokens_of(self.config)
 
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """See :meth:`Player.play`."""

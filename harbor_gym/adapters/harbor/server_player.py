@@ -13,15 +13,15 @@ from typing import Any
 
 from harbor.models.task.config import VerifierEnvironmentMode
 from harbor.models.task.task import Task
-from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig
+from harbor.models.trial.config import AgentConfig, TaskConfig
 from harbor.models.trial.result import TrialResult
 
 from harbor_gym._runtime.harbor_versions import graded_after_refusal
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.adapters.harbor.players import clocked_session
-from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, lost_rollout, rewards_of
-from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs
-from harbor_gym.config import AmbiguousFailures
+from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, lost_rollout, rewards_of, tokens_of
+from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs, server_environment
+from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.episode.failures import SandboxFinding, policy_failure
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
@@ -83,8 +83,8 @@ class ServerPlayer:
     agent: AgentConfig
     """The agent, without an address."""
 
-    environment: EnvironmentConfig
-    """The sandbox's configuration for the server."""
+    config: AgentEpisodeConfig
+    """The sandbox, the treatment of ambiguous failures, the source of the tokens, and a folder for fetched trials."""
 
     limits: SessionLimits
     """The budgets of each session."""
@@ -92,14 +92,10 @@ class ServerPlayer:
     account: RewardAccount
     """Computes the reward of a verdict."""
 
-    ambiguous_failures: AmbiguousFailures
-    """As ``TerminalEnvConfig.ambiguous_failures``."""
-
-    trials_dir: Path | None
-    """Folder to which the trials' folders are fetched; None fetches none."""
-
-    tokens: Tokens
-    """The source of the episode's tokens."""
+    @property
+    def tokens(self) -> Tokens:
+        """The source of the episode's tokens."""
+        return tokens_of(self.config)
 
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """See :meth:`harbor_gym.adapters.harbor.players.Player.play`."""
@@ -146,8 +142,8 @@ class ServerPlayer:
             job_id = await shielded(submitting)
             link.rollout_id = str((await self.jobs.rollout(job_id)).id)
             detail = await self.jobs.finished(job_id, lambda: link.reconnects > 0)
-            if self.trials_dir is not None:
-                await self.jobs.fetch(detail, self.trials_dir / detail.result.trial_name)
+            if self.config.trials_dir is not None:
+                await self.jobs.fetch(detail, self.config.trials_dir / detail.result.trial_name)
         except BaseException:
             if submitting.done() and not submitting.cancelled() and submitting.exception() is None:
                 await shielded(self.jobs.cancel(submitting.result()))
@@ -179,12 +175,13 @@ class ServerPlayer:
 
     def _job(self, task: TaskConfig, name: str, agent: AgentConfig) -> dict[str, Any]:
         # By default Harbor redacts variables in a dumped configuration; the server needs them.
+        environment = server_environment(self.config.sandbox, self.config.sandbox_options)
         as_sent: dict[str, Any] = {"mode": "json", "context": {"redact_sensitive_env": False}}
         return {
             "job_name": name,
             "tasks": [task.model_dump(mode="json")],
             "agents": [agent.model_dump(**as_sent)],
-            "environment": self.environment.model_dump(**as_sent),
+            "environment": environment.model_dump(**as_sent),
             "n_concurrent_trials": 1,
             "retry": {"max_retries": 0},  # a session is one attempt
             "override_error_policy": graded_after_refusal(),
@@ -193,7 +190,7 @@ class ServerPlayer:
     def _grading(self, result: TrialResult, missing: Sequence[str]) -> Grading:
         """Return the server's grading; of the sandbox only the trial's record is known."""
         finding = SandboxFinding(is_shared=result.verifier_environment_mode is VerifierEnvironmentMode.SHARED)
-        breakage = policy_failure(result, finding, self.ambiguous_failures)
+        breakage = policy_failure(result, finding, self.config.ambiguous_failures)
         rewards = {} if breakage is not None else rewards_of(result)
         # The relay itself refuses requests with status 429 if there are too many.
         return Grading(rewards, breakage, missing, may_lack_requests=True)

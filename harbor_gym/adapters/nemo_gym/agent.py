@@ -76,7 +76,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
     def model_post_init(self, context: Any, /) -> None:
         """Make the objects that episodes share."""
         super().model_post_init(context)
-        self._places = asyncio.Semaphore(self.config.concurrency)
+        self._places = asyncio.Semaphore(self.config.n_concurrent)
         self._datasets = Datasets(self.config.harbor_datasets, root=self.root)
 
     async def responses(  # pyright: ignore[reportIncompatibleMethodOverride]  # FastAPI passes the body by its name

@@ -6,6 +6,7 @@ from typing import Any
 
 from harbor_gym.adapters.nemo_gym.model_server import CALL, ModelCall, ModelServer
 from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import RetryBudget
@@ -30,10 +31,9 @@ async def play(plan: EpisodePlan, make_server: Callable[[], ModelServer]) -> tup
         HarborGymError: The task or the configuration is wrong, which no retry can repair.
     """
     budget, failed = RetryBudget(plan.max_retries), list[HarborGymError]()
-    play_once = _by_loop if plan.agent is None else _by_agent
     while True:
         server = make_server()
-        rollout = await play_once(plan, server)
+        rollout = await _play_once(plan.config, server)
         if server.misuse is not None:  # the gateway has turned this into a failure of the sampler
             raise server.misuse
         if rollout.error is None or not await budget.allows(rollout.error, len(failed)):
@@ -41,16 +41,13 @@ async def play(plan: EpisodePlan, make_server: Callable[[], ModelServer]) -> tup
         failed.append(rollout.error)
 
 
-async def _by_loop(plan: EpisodePlan, server: ModelServer) -> Rollout:
-    return await run_chat_episode(AsyncTerminalGymEnv(plan.config), server)
-
-
-async def _by_agent(plan: EpisodePlan, server: ModelServer) -> Rollout:
+async def _play_once(config: TerminalEnvConfig | AgentEpisodeConfig, server: ModelServer) -> Rollout:
+    if isinstance(config, TerminalEnvConfig):
+        return await run_chat_episode(AsyncTerminalGymEnv(config), server)
     from harbor_gym.adapters.harbor import RolloutInterface
     from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 
-    config = plan.config
-    interface = RolloutInterface.from_config(config, ProxySampler(server), ProxyCodec(), plan.agent)
+    interface = RolloutInterface(config, ProxySampler(server), ProxyCodec(), max_retries=0)
     rollout = await interface.run_one(config.task_dir)
     trial_dir = None if config.trials_dir is None else config.trials_dir / rollout.trial_name
     return replace(rollout, messages=conversation(rollout.segments), trial_dir=trial_dir)

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from harbor_gym.adapters.openenv.episodes import DEFAULT_CALL_TIMEOUT_SEC, EpisodeSettings
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import DEFAULT_MAX_RETRIES, MaxRetries, TerminalEnvConfig
 from harbor_gym.errors import UsageError
 
 TOKEN_VARIABLE = "HARBOR_GYM_OPENENV_TOKEN"
@@ -85,8 +85,8 @@ class ServerConfig(BaseModel):
     call_timeout_sec: float = _field(LIMITS, DEFAULT_CALL_TIMEOUT_SEC, gt=0)
     """Longest reset (including an image build) or step (including the verifier), in seconds."""
 
-    max_retries: int = _field(LIMITS, 1, ge=0)
-    """Most retries of a sandbox start that failed."""
+    max_retries: MaxRetries = _field(LIMITS, DEFAULT_MAX_RETRIES)
+    """Retries of a sandbox's start after failures of the infrastructure; the trainer may retry a started episode."""
 
     pool_size: int | None = _field(LIMITS, ge=1)
     """Sandboxes kept ready for each task."""

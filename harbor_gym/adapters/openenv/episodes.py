@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import DEFAULT_MAX_RETRIES, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import SandboxTimeoutError
 from harbor_gym.slots import EpisodeSlot, SlotOwner
@@ -24,8 +24,8 @@ class EpisodeSettings:
     call_timeout_sec: float = DEFAULT_CALL_TIMEOUT_SEC
     """Longest reset or step, in seconds; after it the sandbox is stopped and the episode is lost."""
 
-    max_retries: int = 1
-    """Most retries of an episode's start."""
+    max_retries: int = DEFAULT_MAX_RETRIES
+    """Retries of an episode's start."""
 
     pool_size: int | None = None
     """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""

@@ -27,10 +27,8 @@ from harbor_gym.adapters.openenv.episodes import served_episodes
 from harbor_gym.adapters.openenv.guard import Guard
 from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation, TerminalState
 from harbor_gym.adapters.openenv.suite import TaskSuite
-from harbor_gym.config import require_fields_of_own_loop
+from harbor_gym.episode.task import require_sandbox
 from harbor_gym.errors import UsageError
-from harbor_gym.sandboxes import environment_config
-from harbor_gym.sandboxes.registry import preflight
 
 ENV_NAME = "harbor_terminal"
 """The environment's name in the paths of OpenEnv's task API."""
@@ -71,8 +69,7 @@ def create_app(config: ServerConfig, token: str) -> Guard:
         test_tasks=config.test_tasks,
         seed=config.seed,
     )
-    require_fields_of_own_loop(config.env)
-    preflight(environment_config(config.env.sandbox, options=config.env.sandbox_options))
+    require_sandbox(config.env)
     episodes = served_episodes()
     app = create_fastapi_app(
         functools.partial(HarborTerminalEnvironment, suite, config.episodes, episodes),

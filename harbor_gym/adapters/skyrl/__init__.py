@@ -1,4 +1,4 @@
-"""Harbor tasks in SkyRL (extra ``skyrl``): a generator, an experiment, an environment for skyrl-gym, and datasets.
+"""Harbor tasks in SkyRL (extra ``skyrl``): a generator, an experiment, and datasets.
 
 Each name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.skyrl.experiment import main as main
     from harbor_gym.adapters.skyrl.generator import HarborTerminalGenerator as HarborTerminalGenerator
     from harbor_gym.adapters.skyrl.settings import HarborSettings as HarborSettings
-    from harbor_gym.adapters.skyrl.text_env import HarborTextEnv as HarborTextEnv
-    from harbor_gym.adapters.skyrl.text_env import register as register
 
 __getattr__, __dir__ = lazy_names(
     __name__,

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harbor_gym._runtime.portal import get_portal
-from harbor_gym.adapters.skyrl.text_env import ENV_ID
 from harbor_gym.errors import UsageError
 from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+
+ENV_ID = "harbor"
+"""The environment that a row names; :class:`.HarborTerminalGenerator` plays all rows, and needs none of that name."""
 
 type TaskSource = str | Path | SourcedTask
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, override
 
 import ray
+from omegaconf import OmegaConf
 from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.dataset import PromptDataset
@@ -20,6 +21,7 @@ from skyrl.train.utils.utils import initialize_ray
 from harbor_gym.adapters.skyrl.dataset import write_dataset
 from harbor_gym.adapters.skyrl.generator import HarborTerminalGenerator
 from harbor_gym.adapters.skyrl.settings import HarborSettings, check_settings
+from harbor_gym.config.aliases import TRAINER, moved
 from harbor_gym.errors import UsageError
 
 _COUNTING_ESTIMATORS = {"rloo": "divides by the number of rows", "gae": "whitens over all rows"}
@@ -28,10 +30,19 @@ _COUNTING_ESTIMATORS["reinforce++"] = _COUNTING_ESTIMATORS["gae"]
 
 @dataclass
 class HarborTrainConfig(SkyRLTrainConfig):
-    """SkyRL's configuration with a section ``harbor``; every field is a flag, such as ``harbor.sandbox=local``."""
+    """SkyRL's configuration with a section ``harbor``; every field is a flag, such as ``harbor.env.sandbox=local``."""
 
     harbor: HarborSettings = field(default_factory=HarborSettings)
-    """Tasks, sandbox, agent and retries."""
+    """Tasks, episodes and retries."""
+
+    @classmethod
+    @override
+    def from_dict_config(cls, cfg: Any) -> Any:
+        """Return SkyRL's configuration from nested values, of which ``harbor`` may have earlier names."""
+        given: Any = OmegaConf.to_container(cfg)
+        if "harbor" in given:
+            given["harbor"] = moved(given["harbor"], TRAINER)
+        return super().from_dict_config(OmegaConf.create(given))
 
 
 class SimulatedTrainer(FullyAsyncTrainerSim):

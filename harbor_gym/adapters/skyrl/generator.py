@@ -24,11 +24,11 @@ from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows, summarise
 from harbor_gym.adapters.skyrl.settings import HarborSettings, check_settings
 from harbor_gym.codecs import HFCodec
+from harbor_gym.episode.task import require_sandbox
 from harbor_gym.errors import ContextOverflowError, HarborGymError, SamplerError, UsageError
+from harbor_gym.gateway import SessionLimits
 from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.samplers.statuses import History, settings_error
-from harbor_gym.sandboxes import environment_config
-from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.sequences import staleness
 from harbor_gym.types import Sample
 
@@ -57,7 +57,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         generator_cfg: SkyRL's section ``generator``.
         inference_engine_client: SkyRL's client, which samples token ids.
         tokenizer: The policy's tokenizer, with a chat template.
-        settings: Sandbox, agent and retries.
+        settings: How episodes are played, and retries.
         policy_model_name: The policy's name in the engine; None is the client's default.
 
     Raises:
@@ -77,8 +77,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         self._cfg, self._settings = generator_cfg, check_settings(settings or HarborSettings(), generator_cfg)
         if self._settings.max_token_staleness is not None and _version(inference_engine_client) is None:
             raise UsageError("harbor.max_token_staleness needs an inference engine with a weight_version")
-        if self._settings.harbor_server is None:
-            preflight(environment_config(self._settings.sandbox, options=self._settings.sandbox_options))
+        require_sandbox(self._settings.episode)
         template = get_custom_chat_template(generator_cfg.chat_template)
         self._codec = HFCodec(tokenizer, template, **generator_cfg.chat_template_kwargs)
         self._engine, self._model = inference_engine_client, policy_model_name
@@ -158,14 +157,12 @@ class HarborTerminalGenerator(GeneratorInterface):
     def _interface(self, sampler: "_EngineSampler", params: Mapping[str, Any] | None) -> RolloutInterface:
         max_tokens, input_length = self._max_tokens(params), self._cfg.max_input_length
         assert input_length is not None
-        return self._settings.interface(
-            sampler,
-            self._codec,
-            train_segments=self._settings.train_segments,
+        limits = SessionLimits(
             max_turns=self._cfg.max_turns,
             max_context_tokens=input_length + max_tokens,
             max_answer_tokens=max_tokens,
         )
+        return self._settings.interface(sampler, self._codec, limits)
 
     def _max_tokens(self, params: Mapping[str, Any] | None) -> int:
         """Return the token limit of one message; an evaluation may set its own."""

@@ -8,13 +8,14 @@ from pydantic import Field
 from skyrl.train.config import BaseConfig, GeneratorConfig
 
 from harbor_gym.adapters.harbor.settings import EpisodeSettings
+from harbor_gym.config import AgentEpisodeConfig, aliases
 from harbor_gym.errors import UsageError
-from harbor_gym.types import TrainSegments
 
 
+@aliases.accepting(aliases.TRAINER)
 @dataclass
 class HarborSettings(EpisodeSettings, BaseConfig):
-    """Tasks, sandbox, agent and retries.
+    """Tasks, episodes and retries.
 
     Budgets in turns and tokens are SkyRL's: ``generator.max_turns``, ``generator.max_input_length`` and
     ``generator.sampling_params.max_generate_length`` (of one message).
@@ -26,10 +27,6 @@ class HarborSettings(EpisodeSettings, BaseConfig):
 
     eval_tasks: list[str] = field(default_factory=list[str])
     """Sources of the evaluation tasks. If empty, ``data.val_data`` is read."""
-
-    train_segments: TrainSegments = "main"
-    """See :class:`harbor_gym.adapters.harbor.RolloutInterface`; ``all`` needs step-wise rows, since an episode then has
-    several sequences."""
 
     max_lost_calls: Annotated[int, Field(ge=1)] = 3
     """Successive calls of ``generate`` without any verdict after which it raises; otherwise the trainer would continue
@@ -53,9 +50,11 @@ def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> Harb
         UsageError: A number is out of range, a field is unknown, or SkyRL is configured for an unsupported feature.
     """
     settings = settings.checked("the section harbor")
-    if settings.train_segments == "all" and (settings.agent is None or not generator.step_wise_trajectories):
+    episode = settings.episode
+    has_side_calls = isinstance(episode, AgentEpisodeConfig) and episode.train_segments == "all"
+    if has_side_calls and not generator.step_wise_trajectories:
         raise UsageError(
-            "harbor.train_segments=all trains the side calls of harbor.agent, and needs "
+            "harbor.env.train_segments=all makes several sequences of an episode: it needs "
             "generator.step_wise_trajectories=true"
         )
     engine = generator.inference_engine

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import tinker
-from harbor.models.trial.config import AgentConfig
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import (
     Action,
@@ -27,12 +26,13 @@ from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import stop_metric
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.gateway import SessionLimits
 from harbor_gym.outcomes import describe
 from harbor_gym.stragglers import BatchDeadlineError, DropReason, EpisodeClock
 from harbor_gym.transcripts import episode_name, write_transcript
-from harbor_gym.types import Rollout, Sample, TrainSegments, Transcript
+from harbor_gym.types import Rollout, Sample, Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +51,10 @@ class HarborAgentTinkerEnv(Env):
     infrastructure failure raises.
 
     Args:
-        config: The task and the sandbox; only :data:`harbor_gym.config.FIELDS_WITH_AGENT` may be set.
-        agent: See :class:`harbor_gym.adapters.harbor.RolloutInterface`.
+        config: The task, the sandbox and the agent.
         codec: Writes and reads chats in the model family's format.
         max_tokens: The sampler's limit for one message, in tokens.
         max_context_tokens: The model's context window in tokens; None sets no limit.
-        train_segments: See :class:`harbor_gym.adapters.harbor.RolloutInterface`.
         labels: The episode's labels in logs and its transcript.
         transcript_path: The file for the episode's transcript; None writes none.
         reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``.
@@ -64,13 +62,11 @@ class HarborAgentTinkerEnv(Env):
 
     def __init__(
         self,
-        config: TerminalEnvConfig,
-        agent: AgentConfig | str,
+        config: AgentEpisodeConfig,
         codec: RendererCodec,
         *,
         max_tokens: int,
         max_context_tokens: int | None = None,
-        train_segments: TrainSegments = "main",
         labels: dict[str, Any] | None = None,
         transcript_path: Path | None = None,
         reward: TrajectoryReward | None = None,
@@ -80,15 +76,9 @@ class HarborAgentTinkerEnv(Env):
         """The episode's name for people."""
 
         self._transcript_path, self._reward = transcript_path, reward
-        self._interface = RolloutInterface.from_config(
-            config,
-            self._sample,
-            codec,
-            agent,
-            max_context_tokens=max_context_tokens,
-            max_answer_tokens=max_tokens,
-            train_segments=train_segments,
-        )
+        limits = SessionLimits(max_context_tokens=max_context_tokens, max_answer_tokens=max_tokens)
+        # The loop's strategy retries an episode.
+        self._interface = RolloutInterface(config, self._sample, codec, limits=limits, max_retries=0)
         self._requests: asyncio.Queue[_Request] = asyncio.Queue()
         self._playing: asyncio.Task[Rollout] | None = None
         self._request: _Request | None = None

@@ -10,7 +10,7 @@ from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.shaping import find_trajectory_reward
-from harbor_gym.config import Snapshot
+from harbor_gym.config import AgentEpisodeConfig, Snapshot
 from harbor_gym.errors import UsageError
 from harbor_gym.pool import WarmPool
 
@@ -46,14 +46,13 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
             raise UsageError("branch is for our own loop: an episode of one of Harbor's agents has no copy")
         if self.template.make_env is not None:
             raise UsageError("make_env is for our own loop: Harbor's trial starts the sandbox of an agent")
-        template, agent = self.template, self.template.agent or "terminus-2"
+        template, config = self.template, self.template.env
+        assert isinstance(config, AgentEpisodeConfig)  # the dataset's builder chooses the class by it
         return HarborAgentTinkerEnv(
-            template.env,
-            agent,
+            config,
             codec,
             max_tokens=template.max_tokens,
             max_context_tokens=template.max_context_tokens,
-            train_segments=template.train_segments,
             labels=self._labels(index),
             transcript_path=self._transcript_path(index),
             reward=find_trajectory_reward(template.trajectory_reward),

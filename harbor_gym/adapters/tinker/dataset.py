@@ -10,6 +10,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilde
 
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.template import GroupTemplate
+from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.pool import shared_pool
 from harbor_gym.tasks import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
@@ -63,7 +64,7 @@ class HarborRLDataset(RLDataset):
         stock, next_stock = self._stock(index), self._stock(index + 1)
         in_worker = self._workers > 0
         ahead = {} if in_worker else next_stock
-        warm_next = tuple((self._templates[task].template.env, size) for task, size in ahead.items() if size)
+        warm_next = tuple((self._templates[task].own_env, size) for task, size in ahead.items() if size)
         return [
             dataclasses.replace(
                 self._templates[task],
@@ -85,7 +86,7 @@ class HarborRLDataset(RLDataset):
             return
         for task, size in self._stock(0).items():
             if size:
-                shared_pool(self._templates[task].template.env, size=size)
+                shared_pool(self._templates[task].own_env, size=size)
 
     def _tasks(self, index: int) -> list[int]:
         first = index * self._groups_per_batch
@@ -162,16 +163,14 @@ class _Builder(RLDatasetBuilder):
     def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
         if size < 1:
             raise UsageError(f"group_size must be at least 1, got {size}")
-        given = self.template
-        template = dataclasses.replace(given, env=given.env.model_copy(update={"task_dir": task_dir}), group_size=size)
-        if given.agent is None:
+        env = self.template.env.model_copy(update={"task_dir": task_dir})
+        template = dataclasses.replace(self.template, env=env, group_size=size)
+        if isinstance(env, TerminalEnvConfig):
             return HarborSingleTaskEnvGroupBuilder(template, task_name=name)
-        from harbor_gym.adapters.harbor.agents import agent_of
+        from harbor_gym.adapters.harbor.agents import require_agent
         from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-        if isinstance(given.agent, str):
-            is_relayed = given.env.harbor_server is not None
-            template = dataclasses.replace(template, agent=agent_of(given.agent, is_relayed=is_relayed))
+        require_agent(env)
         return HarborAgentEnvGroupBuilder(template, task_name=name)
 
     def _test_set(self, tasks: Mapping[str, Path]) -> HarborRLDataset | None:

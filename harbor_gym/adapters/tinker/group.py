@@ -17,7 +17,7 @@ from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
 from harbor_gym.adapters.tinker.sampling import codec_for
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.template import GroupTemplate
-from harbor_gym.config import Snapshot, TerminalEnvConfig
+from harbor_gym.config import Snapshot, TerminalEnvConfig, require_own_loop
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import error_name
 from harbor_gym.pool import WarmPool, portal_pool, shared_pool
@@ -69,6 +69,15 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     )
     _made: int = field(default=0, init=False, repr=False)
     _noted: Metrics = field(default_factory=dict[str, float | int], init=False, repr=False)
+
+    @property
+    def own_env(self) -> TerminalEnvConfig:
+        """The episodes' configuration.
+
+        Raises:
+            UsageError: One of Harbor's agents plays them.
+        """
+        return require_own_loop(self.template.env, "a group with sandboxes of its own")
 
     async def make_envs(self) -> Sequence[Env]:
         """Make ``group_size`` environments. May be called again for retries; ``cleanup`` closes all of them."""
@@ -139,8 +148,8 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         if not self.warm_sandboxes:
             return None
         if self.in_worker:
-            return await portal_pool(self.template.env, size=self.warm_sandboxes)
-        pool = shared_pool(self.template.env, size=self.warm_sandboxes)
+            return await portal_pool(self.own_env, size=self.warm_sandboxes)
+        pool = shared_pool(self.own_env, size=self.warm_sandboxes)
         if self.is_last:
             pool.stop_refilling()
         return pool
@@ -152,7 +161,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     def _make_env(
         self, codec: RendererCodec, index: int, pool: WarmPool | None, *, start_from: Snapshot | None = None
     ) -> "HarborTerminalTinkerEnv | HarborAgentTinkerEnv":
-        path, config = self._transcript_path(index), self.template.env
+        path, config = self._transcript_path(index), self.own_env
         if path is not None:
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         if start_from is not None:

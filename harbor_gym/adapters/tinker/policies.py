@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import (
+    DEFAULT_MAX_RETRIES,
+    DEFAULT_N_CONCURRENT,
+    AnyEpisode,
+    MaxRetries,
+    NConcurrent,
+    aliases,
+)
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
 
@@ -26,8 +33,8 @@ class EvalConfig(BaseModel):
     registry_path: Path | None = None
     """registry.json to look names up in, in place of Harbor's registry."""
 
-    env: TerminalEnvConfig
-    """The sandbox and the budgets of each episode. Each task takes the place of ``env.task_dir``."""
+    env: AnyEpisode
+    """How each episode is played: in our own loop, or by an agent. Each task takes the place of ``env.task_dir``."""
 
     run: Path | None = None
     """Folder of a training run: its model and checkpoints."""
@@ -50,12 +57,6 @@ class EvalConfig(BaseModel):
     api_key_env: str | None = None
     """Environment variable with the chat endpoint's key."""
 
-    agent: str | None = None
-    """One of Harbor's agents, or module.path:Class, to play with ``model``, instead of our own loop."""
-
-    agent_options: dict[str, Any] = {}
-    """NAME=VALUE, an option of the agent; {gateway_url} is replaced with its model's address."""
-
     episodes: int = Field(default=8, ge=1)
     """Episodes of each task."""
 
@@ -65,8 +66,7 @@ class EvalConfig(BaseModel):
     threshold: float = 1.0
     """Reward at which an episode counts as solved."""
 
-    concurrency: int = Field(default=8, ge=1)
-    """Episodes at the same time."""
+    n_concurrent: NConcurrent = DEFAULT_N_CONCURRENT
 
     rollout_executor: ExecutorKind | None = None
     """Play the episodes in other processes, one for each concurrent episode: of this machine, or Ray's."""
@@ -74,8 +74,7 @@ class EvalConfig(BaseModel):
     rollout_starts_per_sec: float | None = Field(default=None, gt=0)
     """With Ray: starts of sandboxes per second, over all nodes."""
 
-    retries: int = Field(default=1, ge=0)
-    """Fresh attempts after an infrastructure error."""
+    max_retries: MaxRetries = DEFAULT_MAX_RETRIES
 
     max_tokens: int | None = Field(default=None, ge=1)
     """Longest sampled message, in tokens."""
@@ -90,6 +89,11 @@ class EvalConfig(BaseModel):
 
     fresh: bool = False
     """Remove the evaluation that is in the output folder, and begin anew."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier_names(cls, values: Any) -> Any:
+        return aliases.moved(values, aliases.EVALUATION) if isinstance(values, dict) else values
 
 
 @dataclass(frozen=True)

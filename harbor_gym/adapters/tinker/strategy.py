@@ -18,6 +18,7 @@ from harbor_gym.adapters.tinker.clocked import clocked_rollout, is_ours
 from harbor_gym.adapters.tinker.families import Beginning, Families
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.seeding import seeded
+from harbor_gym.config import DEFAULT_MAX_RETRIES
 from harbor_gym.errors import ForkDivergedError, HarborGymError, UsageError
 from harbor_gym.outcomes import RetryBudget, classify, describe, error_name
 from harbor_gym.stragglers import BatchDeadlineError, ClosedGroup, EpisodeClock, Stragglers, play_group
@@ -29,7 +30,7 @@ _PASSING = (tinker.APIConnectionError, tinker.RateLimitError, tinker.InternalSer
 
 @dataclass(frozen=True)
 class RetryThenMask(RolloutStrategy):
-    """Retries lost episodes within the group's retries, then leaves them out: the other episodes are the group.
+    """Retries each lost episode, then leaves it out: the other episodes are the group.
 
     Unlike the cookbook's strategies it tolerates only infrastructure failures. Any other error is a bug, or a task that
     can't be used, and ends the run instead of being skipped in every batch. So do too many groups in a row that lose
@@ -40,8 +41,8 @@ class RetryThenMask(RolloutStrategy):
     own lost groups in a row.
     """
 
-    max_retries: int = 3
-    """Retries in one group; 0 leaves every lost episode out."""
+    max_retries: int = DEFAULT_MAX_RETRIES
+    """Retries of an episode, in a fresh sandbox, after failures of the infrastructure; 0 leaves it out at once."""
 
     max_lost_groups: int = 16
     """The run ends after this number of groups in a row that lose all their episodes."""
@@ -141,7 +142,7 @@ class _Group:
         self._retried = 0
         self._builder = builder
         self._policy = policy
-        self._budget = RetryBudget(retries)
+        self._retries = retries
         self._seed = seed
         self._families = Families(builder)
         self._stragglers = stragglers
@@ -166,7 +167,7 @@ class _Group:
     async def _run_to_end(
         self, place: int, env: Env, clock: EpisodeClock, beginning: Beginning | None
     ) -> tuple[Trajectory, Env] | None:
-        attempt = 0
+        budget, attempt = RetryBudget(self._retries), 0
         while True:
             policy = self._policy_of(place, attempt)
             try:
@@ -183,7 +184,7 @@ class _Group:
                 name = str(getattr(env, "name", "an episode"))
                 if beginning is not None and isinstance(exc, ForkDivergedError):
                     beginning = None  # another replay would diverge, too: play from the task's start
-                elif not clock.restart() or not await self._budget.allows(exc, attempt, name):
+                elif not clock.restart() or not await budget.allows(exc, attempt, name):
                     return None
                 self._retried += 1
                 attempt += 1

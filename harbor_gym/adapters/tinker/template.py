@@ -2,23 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward
-from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.types import TrainSegments
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig, aliases, read_episode
 from harbor_gym.wrappers import MakeEnv
 
-if TYPE_CHECKING:
-    from harbor.models.trial.config import AgentConfig
 
-
+@aliases.accepting(aliases.GROUP)
 @dataclass(frozen=True, kw_only=True)
 class GroupTemplate:
     """The settings that all groups of a dataset share. It pickles."""
 
-    env: TerminalEnvConfig
-    """The task, the sandbox and the budgets of each episode. A dataset of many tasks replaces ``task_dir``."""
+    env: TerminalEnvConfig | AgentEpisodeConfig
+    """How each episode is played: in our own loop, or by an agent whose model the policy is. A dataset of many tasks
+    replaces ``task_dir``."""
 
     model_name: str
     """The model whose tokenizer is used: a name, or a directory."""
@@ -42,17 +39,13 @@ class GroupTemplate:
     transcripts_dir: Path | None = None
     """Folder for transcripts and the terminals' recordings; None writes none."""
 
-    agent: "AgentConfig | str | None" = None
-    """The Harbor agent that plays, with the policy as its model: a name, ``module.path:Class``, or, with keyword
-    arguments, the result of :func:`harbor_gym.adapters.harbor.agents.agent_of`. None is this package's own loop."""
-
-    train_segments: TrainSegments = "main"
-    """The conversations of an agent's episode that are trained on, see ``RolloutInterface``. Each has the episode's
-    advantage."""
-
     make_env: MakeEnv | str | None = None
     """Makes each episode's environment, also in a test set: a subclass of ``AsyncTerminalGymEnv``, a function that adds
     wrappers, or its name as ``module.path:name``. None is ``AsyncTerminalGymEnv``."""
 
     trajectory_reward: TrajectoryReward | str | None = None
     """Adds to each verified episode's reward, except in a test set: a :data:`.shaping.TrajectoryReward`, or a name."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.env, dict):  # an earlier name has joined it
+            object.__setattr__(self, "env", read_episode(self.env, "env"))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from harbor_gym._runtime.portal import Portal, get_portal
 from harbor_gym.adapters.trl.slot import ToolSlot, run_of
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import DEFAULT_MAX_RETRIES, TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.parsed import check_commands
 from harbor_gym.slots import Preparation
@@ -30,7 +30,7 @@ class HarnessSettings:
     pool_size: int | None = None
     """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
 
-    max_retries: int = 1
+    max_retries: int = DEFAULT_MAX_RETRIES
     """Most retries of an episode's start."""
 
     stragglers: Stragglers = field(default_factory=Stragglers)

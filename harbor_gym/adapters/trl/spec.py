@@ -26,10 +26,9 @@ from harbor_gym.adapters.trl.signals import exit_cleanly_on_sigterm
 from harbor_gym.adapters.trl.slot import close_run
 from harbor_gym.codecs import HFCodec
 from harbor_gym.codecs.hf import ChatTokenizer
-from harbor_gym.config import TerminalEnvConfig, describe_problems, require_fields_of_own_loop
+from harbor_gym.config import DEFAULT_MAX_RETRIES, AgentEpisodeConfig, TerminalEnvConfig, describe_problems
+from harbor_gym.episode.task import require_sandbox
 from harbor_gym.errors import UsageError
-from harbor_gym.sandboxes import environment_config
-from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.stragglers import Stragglers
 from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
 from harbor_gym.types import DEFAULT_SANDBOX, Sampler
@@ -37,6 +36,9 @@ from harbor_gym.types import DEFAULT_SANDBOX, Sampler
 if TYPE_CHECKING:
     from datasets import Dataset  # seconds to import
     from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # likewise
+
+_OF_AGENTS = AgentEpisodeConfig.model_fields.keys() - TerminalEnvConfig.model_fields.keys()
+"""Fields that the record refuses with a reason."""
 
 type TaskSource = str | Path | SourcedTask
 
@@ -85,7 +87,7 @@ class HarborSpec:
         sandbox: str = DEFAULT_SANDBOX,
         pool_size: int | None = None,
         indices: Sequence[int] | None = None,
-        max_retries: int = 1,
+        max_retries: int = DEFAULT_MAX_RETRIES,
         stragglers: Stragglers | None = None,
         max_context_tokens: int | None = None,
         **settings: Any,
@@ -110,8 +112,7 @@ class HarborSpec:
         config = _make_config(next(iter(self._tasks.values())).path, sandbox, settings)
         if self._harness is not None and self._harness._takes_text and config.terminal.keys is None:  # pyright: ignore[reportPrivateUsage]  # as harnesses set it
             config = config.model_copy(update={"terminal": config.terminal.model_copy(update={"keys": "literal"})})
-        require_fields_of_own_loop(config)
-        preflight(environment_config(config.sandbox, options=config.sandbox_options))
+        require_sandbox(config)
         self._settings = HarnessSettings(
             config,
             {index: task.path for index, task in self._tasks.items()},
@@ -302,7 +303,7 @@ def _fit_steps(harness: type[ToolHarness], tasks: Iterable[SourcedTask]) -> type
 def _make_config(task_dir: Path, sandbox: str, settings: dict[str, Any]) -> TerminalEnvConfig:
     known = set(TerminalEnvConfig.model_fields) - {"task_dir"}
     for name in settings:
-        if name not in known:
+        if name not in known and name not in _OF_AGENTS:
             near = difflib.get_close_matches(name, known, n=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
             raise UsageError(f"there is no setting {name!r}; {hint}")

@@ -6,41 +6,34 @@ from pathlib import Path
 from typing import Any, Self, override
 
 import verifiers.v1 as vf
-from harbor.models.trial.config import AgentConfig
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.errors import TaskError
 from verifiers.v1.runtimes import ProgramResult, Runtime
 
-from harbor_gym._runtime.harbor_versions import require_server
+from harbor_gym.adapters.harbor.agents import harbors_agent
 from harbor_gym.adapters.verifiers.outcome import as_rollout_error
 from harbor_gym.adapters.verifiers.players import Endpoint, play_agent, play_terminal
 from harbor_gym.adapters.verifiers.taskset import HarborTaskData
-from harbor_gym.config import FIELDS_WITH_AGENT, TerminalEnvConfig, describe_problems, require_fields_of_own_loop
-from harbor_gym.errors import HarborGymError, SandboxThrottledError
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig, aliases, read_episode
+from harbor_gym.episode.task import require_sandbox
+from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.pool import WarmPool, shared_pool
 from harbor_gym.samplers.statuses import EngineSettingsError, settings_error
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.sandboxes.registry import preflight
-from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
+from harbor_gym.types import ActionFormat
 
-_OWN_FIELDS = {"task_dir", "sandbox", "sandbox_options", "step_rewards"}
-"""Fields of ``TerminalEnvConfig`` that ``terminal_env`` can't set."""
+_FROM_TASK = ("task_dir", "step_rewards")
+"""Fields that ``terminal_env`` can't set."""
 
 
 class HarborHarnessConfig(vf.HarnessConfig):
-    """The sandbox, and the policy's loop or agent in it."""
-
-    sandbox: str = DEFAULT_SANDBOX
-    """``local``, a Harbor environment type by name (``docker``, ``modal``, …), or ``module.path:Class``."""
-
-    sandbox_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments for the sandbox class."""
+    """How episodes are played."""
 
     terminal_env: dict[str, Any] = Field(default_factory=dict)
-    """Other fields of :class:`harbor_gym.TerminalEnvConfig`: ``action_format``, ``max_turns``, ``time_limit_sec``,
-    ``reward_key``, ``setup_command``, …, except ``step_rewards``, since verifiers takes one reward per episode."""
+    """Fields of the episode: with ``agent`` those of :class:`harbor_gym.config.AgentEpisodeConfig`, else those of
+    :class:`harbor_gym.TerminalEnvConfig`, except ``step_rewards``, since verifiers takes one reward per episode."""
 
     pool_size: int | None = Field(default=None, ge=1)
     """Sandboxes that a warm pool keeps ready for each task in each process; None starts one per episode."""
@@ -48,45 +41,34 @@ class HarborHarnessConfig(vf.HarnessConfig):
     ends_without_tool_call: bool = False
     """Whether, with ``action_format = "bash-tool"``, an answer without a tool call ends the policy's work."""
 
-    agent: dict[str, Any] | None = None
-    """A Harbor agent that plays instead of the own loop: Harbor's ``AgentConfig``, such as ``{ name = "terminus-2" }``.
-    An agent that :data:`harbor_gym.gateway.agents.AGENTS` does not list needs ``{gateway_url}`` in place of its base
-    URL. ``terminal_env`` then takes only :data:`harbor_gym.config.FIELDS_WITH_AGENT`, and there is no pool."""
-
-    agent_in_sandbox: bool | None = None
-    """Whether the agent runs in the sandbox; None derives it from the agent."""
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier_names(cls, values: Any) -> Any:
+        return aliases.moved(values, aliases.VERIFIERS) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if unfit := _OWN_FIELDS & set(self.terminal_env):
-            raise ValueError(f"terminal_env can't set {', '.join(sorted(unfit))}: the task or the harness does")
+        if unfit := [name for name in _FROM_TASK if name in self.terminal_env]:
+            raise ValueError(f"terminal_env can't set {', '.join(unfit)}: the task or the harness does")
         if self.terminal_env.get("action_format") == ActionFormat.KEYSTROKES:
             raise ValueError(
                 "terminal_env can't set action_format = 'keystrokes': verifiers' renderers strip white space around a "
                 "message, and Enter with it. Use terminus-json-plain or bash-tool"
             )
-        if self.agent is not None and (unfit := set(self.terminal_env) - FIELDS_WITH_AGENT):
-            raise ValueError(f"with an agent of Harbor's terminal_env can't set {', '.join(sorted(unfit))}")
-        if self.agent is not None and self.pool_size is not None:
-            raise ValueError("an agent of Harbor's starts its own sandbox: leave pool_size out")
-        environment_config(self.sandbox, options=self.sandbox_options)
         try:
-            config = self.env_config(Path())
-            self.harbor_agent()
-        except ValidationError as exc:
-            raise ValueError(describe_problems(exc)) from exc
-        if self.agent is None:
-            require_fields_of_own_loop(config)
+            config = self.episode()
+            environment_config(config.sandbox, options=config.sandbox_options)
+            if isinstance(config, AgentEpisodeConfig):
+                harbors_agent(config)
+        except UsageError as exc:
+            raise ValueError(str(exc)) from exc
+        if isinstance(config, AgentEpisodeConfig) and self.pool_size is not None:
+            raise ValueError("an agent of Harbor's starts its own sandbox: leave pool_size out")
         return self
 
-    def env_config(self, task_dir: Path) -> TerminalEnvConfig:
-        """Return the configuration of a task's episodes."""
-        return TerminalEnvConfig(
-            task_dir=task_dir,
-            sandbox=self.sandbox,
-            sandbox_options=self.sandbox_options,
-            **self.terminal_env,
-        )
+    def episode(self, task_dir: Path = Path()) -> TerminalEnvConfig | AgentEpisodeConfig:
+        """Return how a task's episodes are played."""
+        return read_episode({**self.terminal_env, "task_dir": task_dir}, "terminal_env")
 
     def preflight(self) -> None:
         """Check that a sandbox can start here, or that the installed Harbor can use a server.
@@ -95,14 +77,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
             MissingDependencyError: A package, a program or a daemon is missing.
             UsageError: A setting is missing or wrong.
         """
-        if self.env_config(Path()).harbor_server is not None:
-            require_server()
-        else:
-            preflight(environment_config(self.sandbox, options=self.sandbox_options))
-
-    def harbor_agent(self) -> AgentConfig | None:
-        """Return the agent; None is the own loop."""
-        return None if self.agent is None else AgentConfig.model_validate(self.agent)
+        require_sandbox(self.episode())
 
 
 class SharedState:
@@ -197,14 +172,13 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
         """
         if not isinstance(data, HarborTaskData):
             raise TaskError(f"the harness plays tasks of its own taskset, not {type(data).__name__}")
-        config = self.config.env_config(Path(data.task_dir))
+        config = self.config.episode(Path(data.task_dir))
         known = self.shared.has_answered(ctx.model)
         address = Endpoint(endpoint, secret, ctx.model, trace, data.system_prompt, known)
-        agent = self.config.harbor_agent()
         try:
             self.shared.require_not_refused(ctx.model)
-            if agent is not None:
-                outcome = await play_agent(config, address, agent, in_sandbox=self.config.agent_in_sandbox)
+            if isinstance(config, AgentEpisodeConfig):
+                outcome = await play_agent(config, address)
             else:
                 pool = None if self.config.pool_size is None else self.shared.pool(config, self.config.pool_size)
                 ends = self.config.ends_without_tool_call

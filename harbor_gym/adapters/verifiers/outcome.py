@@ -6,7 +6,7 @@ import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict, Field
 from verifiers.v1.errors import HarnessError, InterceptionError, RolloutError, SandboxError, TaskError
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import EpisodeConfig
 from harbor_gym.errors import (
     AgentFailedError,
     HarborGymError,
@@ -70,7 +70,7 @@ class Outcome(BaseModel):
     """The verifier's other keys as ``verifier/…``, also per step of a multi-step task, and the episode's metrics."""
 
     @classmethod
-    def of(cls, rollout: Rollout, config: TerminalEnvConfig) -> "Outcome":
+    def of(cls, rollout: Rollout, config: EpisodeConfig) -> "Outcome":
         """Return the outcome of an episode.
 
         Raises:
@@ -125,7 +125,7 @@ def as_rollout_error(error: HarborGymError) -> RolloutError:
     return kind(f"{ours}: {type(error).__name__}: {error}")
 
 
-def _reward_name(rewards: Mapping[str, float], config: TerminalEnvConfig) -> str:
+def _reward_name(rewards: Mapping[str, float], config: EpisodeConfig) -> str:
     if config.reward_key is not None or config.reward_function is not None or len(rewards) != 1:
         return config.reward_key or DEFAULT_REWARD
     (only,) = rewards

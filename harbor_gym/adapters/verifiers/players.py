@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import verifiers.v1 as vf
-from harbor.models.trial.config import AgentConfig
 
 from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.verifiers.outcome import Outcome, budget_of
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.formats.tool_call import TERMINAL_TOOLS
 from harbor_gym.formats.tool_text import tool_schema
@@ -97,23 +96,19 @@ async def play_terminal(
     return Outcome.of(rollout, config)
 
 
-async def play_agent(
-    config: TerminalEnvConfig, address: Endpoint, agent: AgentConfig, *, in_sandbox: bool | None
-) -> Outcome:
+async def play_agent(config: AgentEpisodeConfig, address: Endpoint) -> Outcome:
     """Play a trial with one of Harbor's agents behind the gateway.
 
     Args:
-        config: The task, the sandbox, and :data:`harbor_gym.config.FIELDS_WITH_AGENT`.
+        config: The task, the sandbox and the agent.
         address: The policy's endpoint, which the gateway calls with chat completions for any agent's wire.
-        agent: The agent.
-        in_sandbox: Whether it runs in the sandbox; None derives it from the agent.
 
     Raises:
         HarborGymError: The infrastructure or the agent failed, or the task or a setting is wrong.
     """
     async with address.open() as endpoint:
         sampler = ProxySampler(_Asker(endpoint, address))
-        interface = RolloutInterface.from_config(config, sampler, ProxyCodec(), agent, agent_in_sandbox=in_sandbox)
+        interface = RolloutInterface(config, sampler, ProxyCodec(), max_retries=0)  # verifiers retries
         rollout = await interface.run_one(config.task_dir)
     return Outcome.of(rollout, config)
 

@@ -216,4 +216,4 @@ def _sandbox(source: Source) -> str:
     if not isinstance(harness, HarborHarnessConfig):
         raise UsageError(f"the harness is {harness.id!r}: write env.agent.harness.id = {PLUGIN_ID!r}")
     harness.preflight()
-    return harness.sandbox
+    return harness.episode().sandbox

@@ -14,7 +14,9 @@ from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.verl.sampler import ServerSampler
 from harbor_gym.adapters.verl.settings import LoopSettings
 from harbor_gym.codecs import HFCodec
+from harbor_gym.config import aliases
 from harbor_gym.errors import UsageError
+from harbor_gym.gateway import SessionLimits
 from harbor_gym.types import Rollout
 
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -45,9 +47,11 @@ class _HarborLoop(AgentLoopBase):
         self._tokenizer: Any = tokenizer
         entries: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
         section = f"the agent loop {entries.pop('name', type(self).__name__)}"
-        if self._default_agent is None and entries.get("agent") is not None:
-            raise UsageError(f"{section}: agent is for HarborAgentLoop, and this is {type(self).__name__}")
-        self.settings = LoopSettings.read({"agent": self._default_agent, **entries}, section)
+        entries = aliases.moved(entries, aliases.TRAINER)
+        env = {"agent": self._default_agent, **(entries.get("env") or {})}
+        if self._default_agent is None and env["agent"] is not None:
+            raise UsageError(f"{section}: env.agent is for HarborAgentLoop, and this is {type(self).__name__}")
+        self.settings = LoopSettings.read({**entries, "env": env}, section)
         if self.settings.max_answer_tokens > self.rollout_config.response_length:
             raise UsageError(
                 f"max_answer_tokens is {self.settings.max_answer_tokens}, more than rollout.response_length, "
@@ -99,13 +103,12 @@ class _HarborLoop(AgentLoopBase):
         rollout = self.rollout_config
         turns = rollout.multi_turn.get("max_assistant_turns")
         window = rollout.prompt_length + rollout.response_length
-        return self.settings.interface(
-            sampler,
-            codec,
+        limits = SessionLimits(
             **({} if turns is None else {"max_turns": turns}),
             max_context_tokens=min(window, rollout.get("max_model_len") or window),
             max_answer_tokens=self.settings.max_answer_tokens,
         )
+        return self.settings.interface(sampler, codec, limits)
 
     def _output(
         self, rollout: Rollout, sampler: ServerSampler, seconds: float, global_steps: int | None

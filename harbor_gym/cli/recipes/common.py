@@ -9,12 +9,14 @@ import typer
 from harbor_gym import sandboxes
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
 from harbor_gym.cli.recipes.flags import Parser, Spelling
+from harbor_gym.config import AgentEpisodeConfig, EpisodeConfig
 from harbor_gym.config.verify_paths import parse_verify_paths
 
 COMMAND: dict[str, Any] = {"cls": PlainCommand, "context_settings": HELP_NAMES}
 """Keyword arguments of ``app.command``."""
 
-_EPISODES, _TERMINAL = "Episodes", "Terminal"
+_EPISODES, _TERMINAL, _AGENT = "Episodes", "Terminal", "One of Harbor's agents"
+_AGENT_FIELDS = [f"env.{name}" for name in AgentEpisodeConfig.model_fields if name not in EpisodeConfig.model_fields]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -25,28 +27,30 @@ def spelling(
     parsers: Mapping[str, Parser] = _NOTHING,
     groups: Mapping[str, str] = _NOTHING,
     with_commas: Collection[str] = (),
+    earlier: Mapping[str, str] = _NOTHING,
 ) -> Spelling:
-    """Return the spelling of a configuration that has a field ``env: TerminalEnvConfig``, with its own additions."""
+    """Return the spelling of a configuration that has an episode's record as ``env``, with its own additions."""
     return Spelling(
         names={
             "env.task_dir": None,
             "env.sandbox": "env",
             "env.sandbox_options": "sandbox-option",
             "env.verifier": "verifier-option",
-            "agent_options": "agent-option",
+            "env.agent_options": "agent-option",
             **names,
         },
         prefixes={"env.terminal": "terminal-"},
-        groups={"env": _EPISODES, "env.terminal": _TERMINAL, **groups},
+        groups={"env": _EPISODES, "env.terminal": _TERMINAL, **dict.fromkeys(_AGENT_FIELDS, _AGENT), **groups},
         parsers={
             "env.sandbox_options": sandboxes.parse_options,
             "env.verifier": sandboxes.parse_options,
             "env.verify_paths": parse_verify_paths,
-            "agent_options": sandboxes.parse_options,
+            "env.agent_options": sandboxes.parse_options,
             **parsers,
         },
         defaults=defaults,
         with_commas=with_commas,
+        earlier=earlier,
     )
 
 

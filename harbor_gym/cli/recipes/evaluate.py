@@ -18,6 +18,7 @@ _SPELLING = common.spelling(
     names={"paths": None},
     defaults={"env.max_turns": str(MAX_TURNS), "max_tokens": "the run's", "output": "runs/eval-TASK-TIME"},
     with_commas=("attempts",),
+    earlier={"n_concurrent": "concurrency", "max_retries": "retries"},
 )
 
 

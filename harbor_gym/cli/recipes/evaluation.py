@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harbor_gym import sandboxes
 from harbor_gym._runtime.files import one_run_at_a_time, replace_text
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy
 from harbor_gym.cli.shared import echo
 from harbor_gym.cluster.workers import require_shared_rate
-from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
+from harbor_gym.config import AgentEpisodeConfig, AnyEpisode
+from harbor_gym.episode.task import require_sandbox
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import (
     ChatPlayer,
@@ -49,8 +49,7 @@ def evaluate_policy(config: EvalConfig) -> Report:
             service failed.
     """
     require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
-    if config.env.harbor_server is None:
-        sandboxes.preflight(sandboxes.environment_config(config.env.sandbox))
+    require_sandbox(config.env)
     if config.base_url is not None and config.model is None:
         asyncio.run(require_endpoint(config.base_url))
     found = asyncio.run(resolve_tasks(config.paths, registry_path=config.registry_path))
@@ -87,7 +86,7 @@ def _journal(
 
 
 async def _evaluate(
-    config: EvalConfig, open_player: OpenPlayer, tasks: Sequence[TerminalEnvConfig], journal: Journal | None
+    config: EvalConfig, open_player: OpenPlayer, tasks: Sequence[AnyEpisode], journal: Journal | None
 ) -> list[EpisodeResult]:
     """Play the episodes that an earlier evaluation in the output folder did not play."""
     played = journal.graded if journal is not None else []
@@ -105,28 +104,33 @@ async def _evaluate(
             tasks,
             player,
             episodes=config.episodes,
-            concurrency=config.concurrency,
+            n_concurrent=config.n_concurrent,
             on_episode=on_episode,
             played=played,
         )
 
 
 async def _play(
-    config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[TerminalEnvConfig], journal: Journal | None
+    config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[AnyEpisode], journal: Journal | None
 ) -> list[EpisodeResult]:
     """Play with a policy of the tinker adapter, served if need be."""
     from harbor_gym.embedded.service import sampling_client
 
     async with sampling_client(policy, echo) as client:
         open_player = partial(
-            _policy_player, client, policy, config.temperature, retries=config.retries, folder=_transcripts(config)
+            _policy_player,
+            client,
+            policy,
+            config.temperature,
+            max_retries=config.max_retries,
+            folder=_transcripts(config),
         )
         return await _evaluate(config, open_player, tasks, journal)
 
 
 @contextlib.asynccontextmanager
 async def _policy_player(
-    client: Any, policy: EvaluatedPolicy, temperature: float, *, retries: int, folder: Path | None
+    client: Any, policy: EvaluatedPolicy, temperature: float, *, max_retries: int, folder: Path | None
 ) -> AsyncGenerator[Player]:
     """Yield a player for a policy of the tinker adapter, in this process or a worker."""
     from harbor_gym.adapters.tinker.sampling import codec_for, tinker_sampler
@@ -137,7 +141,7 @@ async def _policy_player(
         sample=tinker_sampler(client, stop=codec.stop, max_tokens=policy.max_tokens, temperature=temperature),
         max_tokens=policy.max_tokens,
         max_context_tokens=policy.max_context_tokens,
-        retries=retries,
+        max_retries=max_retries,
         transcripts_dir=folder,
     )
 
@@ -153,11 +157,11 @@ async def _player(config: EvalConfig, open_player: OpenPlayer, tasks: int) -> As
 
     with open_executor(
         config.rollout_executor,
-        min(config.concurrency, tasks * config.episodes),
+        min(config.n_concurrent, tasks * config.episodes),
         output_dir=config.output.absolute() if config.output is not None else None,
         starts_per_sec=config.rollout_starts_per_sec,
     ) as executor:
-        yield RemotePlayer(executor, open_player, config.retries)
+        yield RemotePlayer(executor, open_player, config.max_retries)
 
 
 def _transcripts(config: EvalConfig) -> Path | None:
@@ -165,14 +169,13 @@ def _transcripts(config: EvalConfig) -> Path | None:
 
 
 def _require_policy_of_a_run(config: EvalConfig) -> None:
-    needs_endpoint = (config.agent, config.env.harbor_server, config.api_key_env)
-    if config.agent_options or any(given is not None for given in needs_endpoint):
-        raise UsageError("--agent, --harbor-server and --api-key-env need a chat endpoint: give --model and --base-url")
+    if isinstance(config.env, AgentEpisodeConfig) or config.api_key_env is not None:
+        raise UsageError("--agent and --api-key-env need a chat endpoint: give --model and --base-url")
 
 
 async def _play_endpoint(
     config: EvalConfig,
-    tasks: Sequence[TerminalEnvConfig],
+    tasks: Sequence[AnyEpisode],
     settings: dict[str, Any],
     task_digests: Mapping[str, str],
 ) -> list[EpisodeResult]:
@@ -188,22 +191,17 @@ async def _play_endpoint(
         temperature=config.temperature,
         api_key_env=config.api_key_env,
     )
-    if config.agent is not None:
-        from harbor_gym.adapters.harbor.agents import agent_of
+    if isinstance(config.env, AgentEpisodeConfig):
+        from harbor_gym.adapters.harbor.agents import require_agent
 
-        agent_of(config.agent, config.agent_options, is_relayed=config.env.harbor_server is not None)
-        require_fields_of_agents(config.env)
-    elif config.env.harbor_server is not None:
-        raise UsageError("--harbor-server runs the episodes of one of Harbor's agents: give --agent")
+        require_agent(config.env)
     make_endpoint()  # raises where the key is not set
     await require_endpoint(config.base_url)
     open_player = partial(
         _endpoint_player,
         make_endpoint,
-        config.agent,
-        config.agent_options,
-        is_relayed=config.env.harbor_server is not None,
-        retries=config.retries,
+        has_agent=isinstance(config.env, AgentEpisodeConfig),
+        max_retries=config.max_retries,
         folder=_transcripts(config),
     )
     with _journal(config, settings, task_digests) as journal:
@@ -212,24 +210,15 @@ async def _play_endpoint(
 
 @contextlib.asynccontextmanager
 async def _endpoint_player(
-    make_endpoint: Callable[[], ChatEndpoint],
-    agent: str | None,
-    agent_options: dict[str, Any],
-    *,
-    is_relayed: bool,
-    retries: int,
-    folder: Path | None,
+    make_endpoint: Callable[[], ChatEndpoint], *, has_agent: bool, max_retries: int, folder: Path | None
 ) -> AsyncGenerator[EpisodePlayer]:
     """Yield a player for a model behind an endpoint, in this process or a worker."""
     async with make_endpoint() as endpoint:
-        if agent is None:
-            player: EpisodePlayer = ChatPlayer(endpoint, retries, folder)
-        else:
-            from harbor_gym.adapters.harbor.agents import agent_of
+        player: EpisodePlayer = ChatPlayer(endpoint, max_retries, folder)
+        if has_agent:
             from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 
-            agent_config = agent_of(agent, agent_options, is_relayed=is_relayed)
-            player = AgentPlayer(endpoint, agent_config, retries, folder)
+            player = AgentPlayer(endpoint, max_retries, folder)
         first = FirstAlone(player, endpoint)
         async with first.watching(echo):
             yield first
@@ -237,7 +226,7 @@ async def _endpoint_player(
 
 def _settings(config: EvalConfig) -> dict[str, Any]:
     """Return the settings that must be equal for episodes to count together, without counts and display options."""
-    played = {"concurrency", "retries", "rollout_executor", "rollout_starts_per_sec"}
+    played = {"n_concurrent", "max_retries", "rollout_executor", "rollout_starts_per_sec"}
     other = {"paths", "registry_path", "episodes", "attempts", "threshold", "output", "fresh", *played}
     settings = config.model_dump(mode="json", exclude=other)
     settings["env"].pop("task_dir")

@@ -49,6 +49,9 @@ class Spelling:
     with_commas: Collection[str] = ()
     """Fields with several values, which their flag takes as one comma-separated text."""
 
+    earlier: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Field → an earlier name of its flag, which still works."""
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -61,6 +64,7 @@ class Flag:
     parser: Parser | None
     shown_default: str | None
     has_commas: bool
+    earlier: str | None
 
     @property
     def dotted(self) -> str:
@@ -83,7 +87,8 @@ class Flag:
         kind, default, extra = self._kind()
         name = f"--{self.name}/--no-{self.name}" if kind is bool else f"--{self.name}"
         extra["show_default"] = self.shown_default is None  # else the help has its own text
-        option = typer.Option(name, help=self._help(is_repeatable=default == []), rich_help_panel=self.group, **extra)
+        names = [name] if self.earlier is None else [name, f"--{self.earlier}"]
+        option = typer.Option(*names, help=self._help(is_repeatable=default == []), rich_help_panel=self.group, **extra)
         annotation = Annotated[kind if default is not None or kind is bool else kind | None, option]
         return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -147,6 +152,8 @@ class Flag:
 def flags_of(model: type[BaseModel], spelling: Spelling) -> list[Flag]:
     """Return the flags of a model in the order of its fields, followed by those of nested models.
 
+    A field that may hold one of several models has the flags of all of them.
+
     Raises:
         TypeError: Two fields have the same flag, or a field has an unsupported type.
     """
@@ -209,15 +216,17 @@ def _flags(model: type[BaseModel], path: tuple[str, ...], spelling: Spelling) ->
         here = (*path, name)
         dotted = ".".join(here)
         members, _ = _members(info.annotation)
-        if isinstance(members[0], type) and issubclass(members[0], BaseModel):
-            nested += _flags(members[0], here, spelling)
+        if models := [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]:
+            found = {flag.path: flag for model in models for flag in _flags(model, here, spelling)}
+            nested += found.values()
             continue
         flag = spelling.names.get(dotted, spelling.prefixes.get(".".join(path), "") + name.replace("_", "-"))
         if flag is not None:
             extra = cast("dict[str, Any]", info.json_schema_extra or {})
             group = spelling.groups.get(dotted) or extra.get("group") or spelling.groups.get(".".join(path))
             parser, default = spelling.parsers.get(dotted), spelling.defaults.get(dotted)
-            own.append(Flag(here, flag, group, info, parser, default, dotted in spelling.with_commas))
+            earlier = spelling.earlier.get(dotted)
+            own.append(Flag(here, flag, group, info, parser, default, dotted in spelling.with_commas, earlier))
     return own + nested
 
 

@@ -204,4 +204,5 @@ _SPELLING = common.spelling(
     parsers={"task_weights": _weights},
     groups=dict.fromkeys(("env.sandbox", "env.sandbox_options"), TASKS),
     defaults=_shown_defaults(),
+    earlier={"max_retries": "max-rollout-retries"},
 )

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from harbor.models.task.config import MultiStepRewardStrategy
 from harbor.models.task.task import Task
 
+from harbor_gym.config import EpisodeConfig
+from harbor_gym.episode.grading import rewards
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.errors import VerifierError
 from harbor_gym.types import EndReason
@@ -26,6 +29,15 @@ class RewardAccount:
 
     paid: float = 0.0
     """Sum of the rewards paid so far."""
+
+    @classmethod
+    def of(cls, config: EpisodeConfig) -> Self:
+        """Return the account of an episode that is paid as a configuration says.
+
+        Raises:
+            UsageError: The reward's key or function can't be used.
+        """
+        return cls(rewards.reward_function(config.reward_key, config.reward_function), config.zero_reward_on_limit)
 
     def pay_step(self, rewards: Mapping[str, float]) -> float:
         """Return the reward of a transition that ended a step and opened the next one.

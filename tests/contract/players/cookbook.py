@@ -21,7 +21,7 @@ async def by_tinker_agent(episode: Episode) -> Played:
     """The same loop of the cookbook's, around a foreign agent."""
     from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-    return await _by_cookbook(episode, HarborAgentEnvGroupBuilder, env=episode.agents_config, agent=episode.agent())
+    return await _by_cookbook(episode, HarborAgentEnvGroupBuilder, env=episode.agents_config)
 
 
 async def _by_cookbook(episode: Episode, make_builder: Any, **settings: Any) -> Played:

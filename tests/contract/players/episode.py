@@ -17,12 +17,14 @@ from harbor_gym import (
     run_episode,
 )
 from harbor_gym.codecs import HFCodec
+from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.errors import ContextOverflowError, HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer, spelt
+from tests.helpers.sandboxes.fake_episodes import by_agent
 
 MAX_TOKENS = 500
 VANISH, FORGE = "vanish", "forge"
@@ -123,11 +125,15 @@ class Episode:
     def config(self) -> TerminalEnvConfig:
         return TerminalEnvConfig(
             task_dir=self.task_dir,
-            sandbox=self.sandbox,
-            sandbox_options=dict(self.sandbox_options),
+            **self.where,
             **self.turns,
             **self.own_settings,
         )
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The sandbox."""
+        return {"sandbox": self.sandbox, "sandbox_options": dict(self.sandbox_options)}
 
     @property
     def turns(self) -> dict[str, Any]:
@@ -140,10 +146,9 @@ class Episode:
         return {"confirm_task_complete": False, "action_format": self.action_format}
 
     @property
-    def agents_config(self) -> TerminalEnvConfig:
-        """The same without the settings of our own loop: the agent decides when it is done."""
-        defaults = {name: TerminalEnvConfig.model_fields[name].get_default() for name in self.own_settings}
-        return self.config.model_copy(update=defaults)
+    def agents_config(self) -> AgentEpisodeConfig:
+        """The same with the foreign agent."""
+        return by_agent(self.config, self.agent())
 
     def agent(self) -> Any:
         """Return Harbor's configuration of the foreign agent."""

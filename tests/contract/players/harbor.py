@@ -7,11 +7,11 @@ from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, on
 
 
 async def by_harbor_env(episode: Episode) -> Played:
-    return await _by_harbor(episode, strategy="env", env_settings=episode.own_settings)
+    return await _by_harbor(episode, **episode.own_settings)
 
 
 async def by_harbor_gateway(episode: Episode) -> Played:
-    return await _by_harbor(episode, strategy="gateway", agent=episode.agent())
+    return await _by_harbor(episode, agent=episode.agent())
 
 
 async def _by_harbor(episode: Episode, **settings: Any) -> Played:
@@ -21,16 +21,11 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
     from harbor_gym.gateway import SessionLimits
 
     interface = RolloutInterface(
-        sampler=episode.sampler,
-        codec=episode.codec(),
-        sandbox=episode.sandbox,
-        sandbox_options=episode.sandbox_options,
-        limits=SessionLimits(
-            **episode.turns,
-            max_context_tokens=episode.max_context_tokens,
-            max_answer_tokens=MAX_TOKENS,
-        ),
-        **settings,
+        {**episode.where, **episode.turns, **settings},
+        episode.sampler,
+        episode.codec(),
+        limits=SessionLimits(max_context_tokens=episode.max_context_tokens, max_answer_tokens=MAX_TOKENS),
+        max_retries=0,
     )
     (rollout,) = await interface.run([TaskConfig(path=episode.task_dir)])
     if rollout.error is not None:

@@ -9,14 +9,14 @@ from tests.helpers.engine_double import EngineDouble
 
 
 async def by_nemo_gym(episode: Episode) -> Played:
-    return await _by_nemo_gym(episode, None)
+    return await _by_nemo_gym(episode, episode.config)
 
 
 async def by_nemo_gym_agent(episode: Episode) -> Played:
-    return await _by_nemo_gym(episode, episode.agent())
+    return await _by_nemo_gym(episode, episode.agents_config)
 
 
-async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
+async def _by_nemo_gym(episode: Episode, config: Any) -> Played:
     """All of the adapter but NeMo Gym's own types, which its environment's tests put around it."""
     from harbor_gym.adapters.nemo_gym.model_server import ModelServer
     from harbor_gym.adapters.nemo_gym.play import play
@@ -27,8 +27,7 @@ async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
     engine = EngineDouble(
         episode.sampler, codec=episode.codec(), max_context_tokens=episode.max_context_tokens - MAX_TOKENS
     )
-    config = episode.config if agent is None else episode.agents_config
-    plan = EpisodePlan("alias::task", config, agent, max_retries=0)
+    plan = EpisodePlan("alias::task", config, max_retries=0)
     rollout, calls = await play(plan, lambda: ModelServer(engine.post, {}, require_token_ids=True))
     row = make_row(rollout, calls, require_token_ids=True)
     sequence = read_as_trainer(row.output)
@@ -52,10 +51,7 @@ async def by_nemo_gym_server(episode: Episode) -> Played:
         episode.task_dir.parent,
         engine,
         harbor_datasets={"own": {"local_dataset_path": episode.task_dir}},
-        sandbox=episode.sandbox,
-        sandbox_options=dict(episode.sandbox_options),
-        **episode.turns,
-        terminal_env=episode.own_settings,
+        env={**episode.where, **episode.turns, **episode.own_settings},
         require_token_ids=True,
         max_retries=0,
     )

@@ -10,16 +10,16 @@ from tests.helpers.sequences import of_mask
 
 
 async def by_skyrl(episode: Episode) -> Played:
-    return await _by_skyrl(episode, env=episode.own_settings)
+    return await _by_skyrl(episode, **episode.own_settings)
 
 
 async def by_skyrl_step_wise(episode: Episode) -> Played:
-    return await _by_skyrl(episode, step_wise=True, env=episode.own_settings)
+    return await _by_skyrl(episode, step_wise=True, **episode.own_settings)
 
 
 async def by_skyrl_agent(episode: Episode) -> Played:
     agent = episode.agent()
-    return await _by_skyrl(episode, step_wise=True, agent=agent.import_path, agent_kwargs=agent.kwargs)
+    return await _by_skyrl(episode, step_wise=True, agent=agent.import_path, agent_options=agent.kwargs)
 
 
 async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) -> Played:
@@ -32,10 +32,9 @@ async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) ->
     from tests.helpers.skyrl.batches import make_generator, make_input
     from tests.helpers.skyrl.engine import SamplerEngine
 
-    settings = {"sandbox": episode.sandbox, "sandbox_options": dict(episode.sandbox_options), "max_retries": 0, **own}
     generator = make_generator(
         SamplerEngine(episode.sampler),
-        {"env": {}, **settings},
+        {"env": {**episode.where, **own}, "max_retries": 0},
         **episode.turns,
         max_input_length=episode.max_context_tokens - MAX_TOKENS,
         sampling_params=SamplingParams(max_generate_length=MAX_TOKENS),

@@ -20,13 +20,8 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
     from tests.helpers.engine_double import EngineDouble
     from tests.helpers.verifiers.episodes import end_reason_of, env_config, run_episodes, sequence_of
 
-    own = {} if "agent" in settings else episode.own_settings
-    harness = {
-        "sandbox": episode.sandbox,
-        "sandbox_options": dict(episode.sandbox_options),
-        "terminal_env": {**episode.turns, **own},
-        **settings,
-    }
+    own = settings or episode.own_settings
+    harness = {"terminal_env": {**episode.where, **episode.turns, **own}}
     env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})
     # The client refuses a prompt that is longer than the model's context: the length of an answer is left free.
     window = episode.max_context_tokens - MAX_TOKENS

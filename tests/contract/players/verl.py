@@ -11,12 +11,12 @@ from tests.helpers.sequences import of_mask
 
 
 async def by_verl(episode: Episode) -> Played:
-    return await _by_verl(episode, "HarborTerminalLoop", env=episode.own_settings)
+    return await _by_verl(episode, "HarborTerminalLoop", **episode.own_settings)
 
 
 async def by_verl_agent(episode: Episode) -> Played:
     agent = episode.agent()
-    return await _by_verl(episode, "HarborAgentLoop", agent=agent.import_path, agent_kwargs=agent.kwargs)
+    return await _by_verl(episode, "HarborAgentLoop", agent=agent.import_path, agent_options=agent.kwargs)
 
 
 async def _by_verl(episode: Episode, loop: str, **own: Any) -> Played:
@@ -26,11 +26,9 @@ async def _by_verl(episode: Episode, loop: str, **own: Any) -> Played:
     entry = {
         "name": "contract",
         "_target_": f"harbor_gym.adapters.verl.{loop}",
-        "sandbox": episode.sandbox,
-        "sandbox_options": dict(episode.sandbox_options),
+        "env": {**episode.where, **own},
         "max_answer_tokens": MAX_TOKENS,
         "max_retries": 0,
-        **own,
     }
     window = episode.max_context_tokens
     with tempfile.TemporaryDirectory() as directory:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym import TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig, EpisodeConfig
+from harbor_gym.config.aliases import fields_of
 from harbor_gym.testing import write_tiny_task
 
 FAKE = "harbor_gym.testing:FakeEnvironment"
@@ -26,6 +28,12 @@ def fake_config(task_dir: Path, *, sandbox: str = FAKE, steps: int = 0, **settin
     own: dict[str, Any] = {"confirm_task_complete": False}
     own |= {name: settings.pop(name) for name in list(settings) if name in TerminalEnvConfig.model_fields}
     return TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=settings, **own)
+
+
+def by_agent(config: TerminalEnvConfig, agent: Any, **settings: Any) -> AgentEpisodeConfig:
+    """Return the same episode with one of Harbor's agents, which decides itself when it is done."""
+    shared = {name: value for name, value in fields_of(config).items() if name in EpisodeConfig.model_fields}
+    return AgentEpisodeConfig.model_validate({**shared, "agent": agent, **settings})
 
 
 def add_step(task_dir: Path, name: str, toml: str = "") -> None:

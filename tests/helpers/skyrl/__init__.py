@@ -16,13 +16,11 @@ if TYPE_CHECKING:
         compute_rloo_outcome_advantage as compute_rloo_outcome_advantage,
     )
     from skyrl.train.config import SamplingParams as SamplingParams
-    from skyrl.train.config import SkyRLGymConfig as SkyRLGymConfig
     from skyrl.train.dataset import PromptDataset as PromptDataset
     from skyrl.train.dataset.preprocess import (
         compute_prompt_mini_batch_boundaries as compute_prompt_mini_batch_boundaries,
     )
     from skyrl.train.generators.base import TrajectoryID as TrajectoryID
-    from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator as SkyRLGymGenerator
     from skyrl.train.generators.utils import merge_stepwise_output as merge_stepwise_output
     from skyrl.train.utils.trainer_utils import validate_generator_output as validate_generator_output
 

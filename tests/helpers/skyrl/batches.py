@@ -29,7 +29,9 @@ def make_generator(
         settings: Of the section ``harbor``.
         generator: Of the section ``generator``.
     """
-    own: dict[str, Any] = {"sandbox": FAKE, "env": {"confirm_task_complete": False}, **(settings or {})}
+    own: dict[str, Any] = {"env": {"confirm_task_complete": False}, **(settings or {})}
+    if "sandbox" not in own:
+        own["env"] = {"sandbox": FAKE, **own["env"]}
     return HarborTerminalGenerator(
         generator_config(**generator),
         inference_engine_client=engine,

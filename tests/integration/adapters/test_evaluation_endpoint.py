@@ -23,7 +23,7 @@ from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import eventually
 from tests.helpers.recipe_runs import expect_refused, run_recipe
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, by_agent, fake_config, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -148,8 +148,8 @@ async def test_an_episode_that_cannot_go_on_begins_anew(
 @pytest.mark.parametrize("agent", [AGENT])
 async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -> None:
     async with serving() as model, endpoint(model) as chat:
-        player = AgentPlayer(chat, agent, transcripts_dir=tmp_path / "transcripts")
-        (result,) = await evaluate([fake_task(tmp_path / "task", confirm_task_complete=True)], player, episodes=1)
+        player = AgentPlayer(chat, transcripts_dir=tmp_path / "transcripts")
+        (result,) = await evaluate([by_agent(fake_task(tmp_path / "task"), agent)], player, episodes=1)
     assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
     assert (result.prompt_tokens, result.sampled_tokens) == tokens_of(model)
     assert [item["role"] for item in model.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
@@ -161,10 +161,10 @@ async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -
 
 async def test_an_agents_calls_that_the_endpoint_leaves_in_its_text_are_counted(tmp_path: Path) -> None:
     agent = AGENT.model_copy(update={"import_path": "tests.helpers.gateway.format_agent:ToolAgent"})
-    task = fake_task(tmp_path / "task", confirm_task_complete=True)
+    task = by_agent(fake_task(tmp_path / "task"), agent)
     unread = "<function=bash><parameter=command>true</parameter></function>"
     async with serving(unread) as model, endpoint(model) as chat:
-        (result,) = await evaluate([task], AgentPlayer(chat, agent), episodes=1)
+        (result,) = await evaluate([task], AgentPlayer(chat), episodes=1)
     assert (result.reward, result.unread_calls) == (0.0, 1)
     assert "reward 0, 1 turns (1 with a tool call that can't be read), " in describe_episode(result)
 
@@ -189,10 +189,11 @@ async def test_a_wrong_key_ends_the_evaluation_and_is_not_shown(
     monkeypatch.setenv("OWN_KEY", "sk-wrong-but-secret")
     for is_agent in (False, True):
         async with serving() as model, endpoint(model) as chat:
-            player = AgentPlayer(chat, AGENT, retries=0) if is_agent else ChatPlayer(chat, retries=0)
-            config = fake_task(tmp_path / "task", confirm_task_complete=True)
+            player = AgentPlayer(chat, max_retries=0) if is_agent else ChatPlayer(chat, max_retries=0)
+            own = fake_task(tmp_path / "task")
+            config = by_agent(own, AGENT) if is_agent else own
             with pytest.raises(EngineSettingsError, match=r"--api-key-env.*status 401") as refused:
-                await evaluate([config], player, episodes=3, concurrency=1)
+                await evaluate([config], player, episodes=3, n_concurrent=1)
         assert "sk-wrong-but-secret" not in str(refused.value)
 
 
@@ -298,7 +299,7 @@ async def test_episodes_in_other_processes(kind: str, agent: str | None, tmp_pat
         pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
     (place := tmp_path / "place").mkdir()
     sandbox = ["--env", "tests.helpers.sandboxes.meeting:Meeting", "--sandbox-option", f"place={place}"]
-    played = ["--rollout-executor", kind, "--concurrency", "2", "--episodes", "4", "--output", str(tmp_path / "out")]
+    played = ["--rollout-executor", kind, "--n-concurrent", "2", "--episodes", "4", "--output", str(tmp_path / "out")]
     if agent is not None:
         played += ["--agent", agent, "--agent-option", "base_url={gateway_url}"]
     async with serving() as model:
@@ -324,7 +325,7 @@ NOWHERE = ["--model", "m", "--base-url", "http://127.0.0.1:1"]
         (["--model-name", "x", "--agent", "terminus-2"], "--model and --base-url"),
         (["--model", "m", "--base-url", "http://127.0.0.1:1", "--api-key-env", "NOT_SET"], "NOT_SET is not set"),
         ([*NOWHERE, "--agent", "terminus2"], "did you mean terminus-2"),
-        ([*NOWHERE, "--agent", "terminus-2", "--setup-command", "true"], "setup_command: for our own loop"),
+        ([*NOWHERE, "--agent", "terminus-2", "--setup-command", "true"], "--setup-command: for our own loop"),
     ],
 )
 def test_misuse(args: list[str], words: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.gateway.clients import THOUGHT, ThinkingCodec, TurnPolicy, tool_call
 from tests.helpers.gateway.format_agent import FormatAgent
 from tests.helpers.gateway.inner_agent import INNER_AGENT
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, by_agent, fake_config, message
 from tests.helpers.tasks import DONE, write_steps, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -45,6 +45,7 @@ def interface(**settings: Any) -> RolloutInterface:
         "codec": ThinkingCodec(),
         "agent": AGENT,
         "sandbox": FAKE,
+        "max_retries": 0,
         **settings,
     }
     given.setdefault("sandbox_options", SOLVED if given["sandbox"] == FAKE else {})
@@ -183,9 +184,8 @@ async def test_order_progress_and_limits(tmp_path: Path) -> None:
 async def test_a_configuration_of_our_loop_means_the_same_with_an_agent(
     changed: dict[str, Any], reward: float, tmp_path: Path
 ) -> None:
-    config = fake_config(write_task(tmp_path / "task"), **SOLVED, confirm_task_complete=True, **changed)
-    kept = config.model_copy(update={"trials_dir": tmp_path / "trials"})
-    rollout = await RolloutInterface.from_config(kept, TurnPolicy(), ThinkingCodec(), AGENT).run_one(kept.task_dir)
+    own = fake_config(write_task(tmp_path / "task"), **SOLVED, trials_dir=tmp_path / "trials", **changed)
+    rollout = await RolloutInterface(by_agent(own, AGENT), TurnPolicy(), ThinkingCodec()).run_one(own.task_dir)
     assert (rollout.reward, rollout.rewards, rollout.error) == (reward, {"reward": 1.0}, None)
     assert rollout.turns[-1].reward == reward
     assert ("zero_reward_on_limit" in rollout.metrics) is (reward == 0)
@@ -207,9 +207,11 @@ OWN_LOOPS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", OWN_LOOPS)
 def test_what_no_agent_would_heed_is_refused(name: str, tmp_path: Path) -> None:
-    config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), sandbox=FAKE, **{name: OWN_LOOPS[name]})
-    with pytest.raises(UsageError, match=f"^{name}: for our own loop, and one of Harbor's agents plays"):
-        RolloutInterface.from_config(config, TurnPolicy(), ThinkingCodec(), AGENT)
+    with pytest.raises(UsageError, match=f"{name}: for our own loop, and the agent tests.* plays"):
+        interface(env_settings={name: OWN_LOOPS[name]})
+    config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), **{name: OWN_LOOPS[name]})
+    with pytest.raises(UsageError, match=f"{name}: for our own loop, and the agent terminus-2 plays"):
+        RolloutInterface(config, TurnPolicy(), ThinkingCodec(), agent="terminus-2")
 
 
 async def test_a_shipped_task_and_a_directory_that_holds_one(tmp_path: Path) -> None:
@@ -447,10 +449,10 @@ async def test_an_agent_without_a_place_for_its_address(settings: Any, words: st
         {"strategy": "env"},
         {"strategy": "env", "agent": None},
         {"strategy": "env", "agent": None, "limits": SessionLimits(max_answer_tokens=9, max_sampled_tokens=9)},
-        {"env_settings": {"max_turns": 3}},
+        {"env_settings": {"confirm_task_complete": False}},
         {"strategy": "none"},
     ],
 )
 def test_arguments_that_contradict_each_other(settings: Any) -> None:
-    with pytest.raises(ValueError, match=r"strategy|agent|n_concurrent|none"):
+    with pytest.raises(ValueError, match=r"strategy|agent|n_concurrent|our own loop"):
         interface(codec=CharacterCodec(), **settings)

@@ -13,10 +13,11 @@ import pytest
 from aiohttp import web
 from harbor.models.trial.config import AgentConfig, TaskConfig
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason, Rollout, Sample, TerminalEnvConfig
+from harbor_gym import AsyncTerminalGymEnv, EndReason, Rollout, Sample
 from harbor_gym._runtime.harbor_versions import VERSION, server_client
 from harbor_gym.adapters.harbor import HarborServer, RolloutInterface, server_player
 from harbor_gym.adapters.harbor import server as harbor_server
+from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.errors import AgentFailedError, SandboxLostError, SandboxStartError, TaskError, UsageError
 from harbor_gym.gateway import SessionLimits
 from harbor_gym.stragglers import Stragglers
@@ -51,6 +52,7 @@ def interface(url: str, own: str = "RelayedAgent", **settings: Any) -> RolloutIn
         "sandbox": FAKE,
         "sandbox_options": SOLVED,
         "server": HarborServer(url, KEY),
+        "max_retries": 0,
         **settings,
     }
     return RolloutInterface(**given)
@@ -198,14 +200,18 @@ async def test_a_configuration_names_the_server_and_the_environment_its_key(
 ) -> None:
     monkeypatch.setenv("HARBOR_API_KEY", KEY)
     assert task.path is not None
-    config = TerminalEnvConfig(
-        task_dir=task.path, sandbox=FAKE, sandbox_options=SOLVED, max_turns=9, harbor_server=server.url
+    config = AgentEpisodeConfig(
+        task_dir=task.path,
+        sandbox=FAKE,
+        sandbox_options=SOLVED,
+        max_turns=9,
+        agent=f"{AGENTS}:RelayedAgent",
+        harbor_server=server.url,
     )
-    agent = AgentConfig(import_path=f"{AGENTS}:RelayedAgent")
-    playing = RolloutInterface.from_config(config, TurnPolicy(), ThinkingCodec(), agent)
+    playing = RolloutInterface(config, TurnPolicy(), ThinkingCodec())
     require_whole(await playing.run_one(task.path), turns=2)
-    with pytest.raises(UsageError, match="not our own loop"):
-        AsyncTerminalGymEnv(config)
+    with pytest.raises(UsageError, match="plays in our own loop"):
+        AsyncTerminalGymEnv(config)  # pyright: ignore[reportArgumentType]
 
 
 SEPARATE = '[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\ndocker_image = "x"\n'

@@ -16,7 +16,7 @@ from harbor_gym.types import TrainSegments
 from tests.helpers.chats.character_codec import END
 from tests.helpers.engines import find_agent, require_engine
 from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, by_agent, fake_config, message
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -113,9 +113,9 @@ async def test_a_sub_agents_calls_are_trained_when_asked(tmp_path: Path, which: 
 
 
 async def test_a_choice_that_is_none_is_refused() -> None:
-    with pytest.raises(UsageError, match="main or all, not 'side'"):
+    with pytest.raises(UsageError, match="train_segments: Input should be 'main' or 'all'"):
         interface(Delegating(), DELEGATES, train_segments="side")
-    with pytest.raises(UsageError, match="strategy gateway, not details"):
+    with pytest.raises(UsageError, match="train_segments=all needs token_source=gateway"):
         interface(Delegating(), "terminus-2", strategy="details", train_segments="all")
 
 
@@ -132,9 +132,9 @@ async def test_the_cookbooks_trajectory_has_the_turns_that_are_trained(tmp_path:
     from tests.helpers.chats.tokenizers import byte_level_tokenizer
 
     tokenizer: Any = byte_level_tokenizer()
-    config = fake_config(write_task(tmp_path / "task"), **SOLVED, confirm_task_complete=True)
+    config = by_agent(fake_config(write_task(tmp_path / "task"), **SOLVED), DELEGATES, train_segments=which)
     codec = RendererCodec(get_renderer("qwen3_instruct", tokenizer))
-    env = HarborAgentTinkerEnv(config, DELEGATES, codec, max_tokens=500, train_segments=which)
+    env = HarborAgentTinkerEnv(config, codec, max_tokens=500)
     first = await env.initial_observation()
     assert isinstance(first, tuple)
     transitions, shown = list[Transition](), first[0]

@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 from harbor.models.trial.config import AgentConfig
 
-from harbor_gym import TerminalEnvConfig, Transcript
+from harbor_gym import Transcript
+from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.errors import SandboxStartError, UsageError
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.gateway.format_agent import FormatAgent
@@ -45,10 +46,9 @@ def make_builder(task_dir: Path, model_dir: str, *, sandbox: str = FAKE, agent: 
     from harbor_gym.adapters.tinker import GroupTemplate, HarborAgentEnvGroupBuilder
 
     options = settings.pop("options", SOLVED if sandbox == FAKE else {})
-    config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=options, **settings)
+    where = {"task_dir": task_dir, "sandbox": sandbox, "sandbox_options": options}
     template = GroupTemplate(
-        env=config,
-        agent=agent,
+        env=AgentEpisodeConfig.model_validate({**where, "agent": agent, **settings}),
         model_name=model_dir,
         renderer_name=RENDERER,
         group_size=2,

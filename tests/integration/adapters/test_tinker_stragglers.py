@@ -12,7 +12,7 @@ from typing import Any, override
 import pytest
 from harbor.models.trial.config import AgentConfig
 
-from harbor_gym import TerminalEnvConfig
+from harbor_gym.config import read_episode
 from harbor_gym.errors import UsageError
 from harbor_gym.stragglers import Stragglers
 from harbor_gym.testing import FakeEnvironment
@@ -62,11 +62,9 @@ def make_builder(
 
     options = {} if sandbox == "local" else SOLVED
     given: dict[str, Any] = {"sandbox": sandbox, "sandbox_options": options, **settings}
-    if agent is None:
-        given["confirm_task_complete"] = False
+    given |= {"confirm_task_complete": False} if agent is None else {"agent": agent}
     template = GroupTemplate(
-        env=TerminalEnvConfig(task_dir=task_dir, **given),
-        agent=agent,
+        env=read_episode({"task_dir": task_dir, **given}),
         model_name=model_dir,
         renderer_name=RENDERER,
         group_size=size,

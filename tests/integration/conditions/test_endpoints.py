@@ -132,7 +132,7 @@ async def test_a_refusal_after_a_good_answer_costs_no_more_than_its_episode(
         assert ended.code == 0, ended.error
         assert f"[{EPISODES}/{EPISODES}, solved {EPISODES}/{EPISODES}]" in ended.printed
         double.modes = [200] * 3 * EPISODES + [mode] * 4
-        ended = await evaluate(double, tmp_path, "--concurrency", "1", "--episodes", f"{EPISODES + 1}")
+        ended = await evaluate(double, tmp_path, "--n-concurrent", "1", "--episodes", f"{EPISODES + 1}")
     assert ended.code == 0, ended.error
     assert f"[{EPISODES + 1}/{EPISODES + 1}, solved {EPISODES + 1}/{EPISODES + 1}]" in ended.printed
     assert Counted.started == EPISODES + EPISODES + 2, "the last episode was lost once, and played again"

@@ -166,7 +166,7 @@ async def test_every_task_is_played_and_distinguished(tmp_path: Path) -> None:
     ]
     lines: list[str] = []
     kept = tmp_path / "kept"
-    policy = player(solve, retries=2, transcripts_dir=kept)
+    policy = player(solve, max_retries=2, transcripts_dir=kept)
     results = await evaluate(tasks, policy, episodes=2, on_episode=lambda item: lines.append(item.task))
     assert [(item.task, item.episode, item.reward) for item in results] == [
         *[("open", 1, 1.0), ("open", 2, 1.0), ("shut", 1, 0.0), ("shut", 2, 0.0)],
@@ -208,7 +208,7 @@ async def test_no_more_episodes_run_at_once_than_allowed(tmp_path: Path) -> None
         return await give_up(prompt)
 
     async with asyncio.timeout(PATIENCE_SEC):
-        await evaluate([task(tmp_path / "t")], player(count), episodes=9, concurrency=3)
+        await evaluate([task(tmp_path / "t")], player(count), episodes=9, n_concurrent=3)
     assert most == 3
 
 

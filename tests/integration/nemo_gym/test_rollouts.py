@@ -139,25 +139,24 @@ def write_project(project: Path, kinds: list[str]) -> list[str]:
     config = yaml.safe_load((project / training).read_text())
     block = config[OWN]["responses_api_agents"][SERVER.name]
     datasets = block["harbor_datasets"]
-    assert (block["sandbox"], datasets.keys()) == (kinds[0], {"good"})
+    assert (block["env"]["sandbox"], datasets.keys()) == (kinds[0], {"good"})
     datasets["odd"] = {"local_dataset_path": "tasks/odd"}
-    block["concurrency"] = 8
-    agent = {
-        **block,
+    block["n_concurrent"] = 8
+    of_agents = {
         "sandbox": kinds[-1],
-        "harbor_datasets": {**datasets},
-        "harbor_agent": "terminus-2",
-        "harbor_agent_timeout": 300,
-        "harbor_agent_kwargs": {"max_turns": 20, "interleaved_thinking": True, "enable_summarize": False},
+        "agent": "terminus-2",
+        "time_limit_sec": 300,
+        "agent_options": {"max_turns": 20, "interleaved_thinking": True, "enable_summarize": False},
     }
+    agent = {**block, "harbor_datasets": {**datasets}, "env": {**block["env"], **of_agents}}
     config[AGENT] = {"responses_api_agents": {SERVER.name: agent}}
     relay = config["harbor_gym_environment"]["environment_servers"]["legacy_agent"]
     of_agent = {**relay, "agent_server": {**relay["agent_server"], "name": AGENT}}
     config[f"{AGENT}_environment"] = {"environment_servers": {"legacy_agent": of_agent}}
-    elsewhere = {"terminal_env": {"sandbox": kinds[-1]}}
+    elsewhere = {"env": {"sandbox": kinds[-1]}}
     datasets["placed"] = {"local_dataset_path": "tasks/placed/relative", "workdir": WORKDIR, **elsewhere}
     datasets["lost"] = {"local_dataset_path": "tasks/lost", **elsewhere}
-    block["terminal_env"] = {"confirm_task_complete": False}
+    block["env"]["confirm_task_complete"] = False
     (project / training).write_text(yaml.safe_dump(config))
     rows = [
         {

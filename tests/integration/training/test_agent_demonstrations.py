@@ -16,7 +16,7 @@ from harbor_gym.embedded.demonstrator import Demonstration, Demonstrator, Script
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.types import ChatMessage, EndReason
 from tests.helpers.engines import require_engine
-from tests.helpers.sandboxes.fake_episodes import fake_config
+from tests.helpers.sandboxes.fake_episodes import by_agent, fake_config
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -41,32 +41,31 @@ def demonstrator(**settings: Any) -> Demonstrator:
 
 
 def solvable(folder: Path, **settings: Any) -> TerminalEnvConfig:
-    settings = {"confirm_task_complete": True, **settings}
     return fake_config(write_task(folder), solved_when={"/srv/answer": "done"}, **settings)
 
 
 async def in_our_loop(config: TerminalEnvConfig) -> Demonstration:
     """The agent asks for no second ``task_complete``; our loop would."""
-    return await play_in_env(config.model_copy(update={"confirm_task_complete": False}), demonstrator())
+    return await play_in_env(config, demonstrator())
 
 
 async def test_an_agent_with_our_prompts_records_our_conversation(tmp_path: Path) -> None:
     config = solvable(tmp_path / "task")
-    played = await play_with_agent(config, AGENT, demonstrator())
+    played = await play_with_agent(by_agent(config, AGENT), demonstrator())
     assert (played.reward, played.turns, played.end_reason) == (1.0, 3, EndReason.COMPLETED)
     assert played == await in_our_loop(config)
 
 
 async def test_a_turn_budget_ends_it_with_the_last_answer(tmp_path: Path) -> None:
     config = solvable(tmp_path / "task", max_turns=2)
-    played = await play_with_agent(config, AGENT, demonstrator())
+    played = await play_with_agent(by_agent(config, AGENT), demonstrator())
     assert (played.reward, played.turns, played.end_reason) == (1.0, 2, EndReason.MAX_TURNS)
     assert [message["role"] for message in played.messages[-3:]] == ["assistant", "user", "assistant"]
 
 
 async def test_a_lost_sandbox_is_no_demonstration(tmp_path: Path) -> None:
     with pytest.raises(SandboxStartError):
-        await play_with_agent(solvable(tmp_path / "task", fail={"start": 1}), AGENT, demonstrator())
+        await play_with_agent(by_agent(solvable(tmp_path / "task", fail={"start": 1}), AGENT), demonstrator())
 
 
 def test_lines_keep_every_text() -> None:
@@ -109,12 +108,13 @@ async def test_the_warm_start_sees_the_tokens_of_an_episode(tmp_path: Path) -> N
 
     tokenizer: Any = byte_level_tokenizer()
     config = solvable(tmp_path / "task")
-    played = await play_with_agent(config, AGENT, demonstrator())
+    played = await play_with_agent(by_agent(config, AGENT), demonstrator())
     row = warm_start.conversation_encoder(tokenizer, "qwen3_instruct")(played.messages)
 
     from tinker_cookbook.renderers import get_renderer
 
-    env = HarborAgentTinkerEnv(config, AGENT, RendererCodec(get_renderer("qwen3_instruct", tokenizer)), max_tokens=500)
+    codec = RendererCodec(get_renderer("qwen3_instruct", tokenizer))
+    env = HarborAgentTinkerEnv(by_agent(config, AGENT), codec, max_tokens=500)
     (end,) = tokenizer.encode("<|im_end|>", add_special_tokens=False)
     first = await env.initial_observation()
     assert isinstance(first, tuple)

@@ -1,6 +1,7 @@
 """Agents by name or class: the list, the place where each runs, and its needs, before a sandbox starts."""
 
 import os
+from typing import Any
 
 import pytest
 from harbor.agents.factory import AgentFactory
@@ -11,11 +12,12 @@ from harbor.models.trial.config import AgentConfig
 from harbor_gym._runtime.harbor_versions import VERSION
 from harbor_gym.adapters.harbor.agents import (
     URL_MARK,
-    agent_of,
     point_at_session,
+    require_agent,
     require_terminus_json,
     runs_in_sandbox,
 )
+from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import AGENTS
@@ -24,6 +26,10 @@ from tests.helpers.gateway.clients import Script, ThinkingCodec
 FORMAT_AGENT = "tests.helpers.gateway.format_agent:FormatAgent"
 PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 """Whether litellm uses the prices that it has, and not the internet's."""
+
+
+def agent_of(name: str, options: Any = None) -> AgentConfig:
+    return require_agent(AgentEpisodeConfig(task_dir="", agent=name, agent_options=options or {}))
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -103,7 +109,7 @@ def test_what_is_no_agent_is_named(name: str, words: str) -> None:
 
 
 def test_the_embedded_policy_is_for_terminus_2_and_for_agents_of_ones_own() -> None:
-    require_terminus_json("terminus-2")
+    require_terminus_json(AgentConfig(name="terminus-2"))
     require_terminus_json(AgentConfig(import_path=FORMAT_AGENT))
     for name in AGENTS.keys() - {"terminus-2"}:
         with pytest.raises(UsageError, match=f"{name} does not read"):

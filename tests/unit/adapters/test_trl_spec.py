@@ -173,7 +173,7 @@ def test_the_tools_text_changes_with_its_version() -> None:
         ({"agent": Undocumented}, r"Undocumented\.act can't be shown"),
         ({"sandbox": "lokal"}, "did you mean local"),
         ({"max_turn": 3}, "did you mean max_turns"),
-        ({"harbor_server": "http://127.0.0.1:1"}, "not our own loop"),
+        ({"harbor_server": "http://127.0.0.1:1"}, "for the episodes of one of Harbor's agents"),
         ({"task_dir": "x"}, "no setting 'task_dir'"),
         ({"max_turns": 0}, "max_turns"),
         ({"pool_size": 0}, "pool_size must be at least 1"),

@@ -14,7 +14,7 @@ from harbor_gym.adapters.tinker.policies import EvalConfig
 from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, Backend, LossFn, TrainConfig
 from harbor_gym.cli.recipes import evaluate, train
 from harbor_gym.cli.recipes.flags import Flag, Spelling, add_flags, flags_of, given_values, make_config
-from harbor_gym.config import TerminalConfig, TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig, TerminalConfig, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from tests.helpers.sandboxes.fake_episodes import fake_config
 
@@ -39,7 +39,6 @@ GIVEN = {
     "zero-reward-on-limit": (True, True),
     "verify-paths": ("/app,/srv", (PurePosixPath("/app"), PurePosixPath("/srv"))),
     "verifier-option": ("max_timeout_sec=9", {"max_timeout_sec": 9}),
-    "harbor-server": ("http://host:8390", "http://host:8390"),
     "trials-dir": ("kept", Path("kept")),
     "recording-path": ("one.cast", Path("one.cast")),
     "capture-screen": (True, True),
@@ -57,6 +56,16 @@ GIVEN = {
 }
 """Flag of an episode's settings → the typed value, and the configuration's value then."""
 
+OF_AGENTS: dict[str, tuple[Any, Any]] = {
+    "agent": ("my.module:Agent", "my.module:Agent"),
+    "agent-option": ("base_url={gateway_url}", {"base_url": "{gateway_url}"}),
+    "agent-in-sandbox": (True, True),
+    "train-segments": ("all", "all"),
+    "token-source": ("details", "details"),
+    "harbor-server": ("http://host:8390", "http://host:8390"),
+}
+"""The same for the flags that only an agent's episode has."""
+
 
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> TrainConfig:
     """Return the configuration that train.py would train."""
@@ -73,27 +82,30 @@ def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> TrainConfig:
 
 
 def test_every_setting_of_an_episode_and_its_terminal_has_a_flag_in_both_commands() -> None:
-    fields = {("env", name) for name in TerminalEnvConfig.model_fields} - {("env", "task_dir"), ("env", "terminal")}
+    both = TerminalEnvConfig.model_fields.keys() | AgentEpisodeConfig.model_fields.keys()
+    fields = {("env", name) for name in both} - {("env", "task_dir"), ("env", "terminal")}
     fields |= {("env", "terminal", name) for name in TerminalConfig.model_fields}
     for model, spelling in ((TrainConfig, train._SPELLING), (EvalConfig, evaluate._SPELLING)):  # pyright: ignore[reportPrivateUsage]
         flags = flags_of(model, spelling)
         assert {flag.path for flag in flags if flag.path[0] == "env"} == fields
-        assert {flag.name for flag in flags if flag.path[0] == "env"} == {*GIVEN, "start-from"}
+        assert {flag.name for flag in flags if flag.path[0] == "env"} == {*GIVEN, *OF_AGENTS, "start-from"}
         own = set(model.model_fields) - {"env", "paths"}
         assert {flag.path[0] for flag in flags} - {"env"} == own
         assert all(flag.info.description for flag in flags), "--help would show a flag without a word"
 
 
-@pytest.mark.parametrize("flag", GIVEN)
+@pytest.mark.parametrize("flag", [*GIVEN, *OF_AGENTS])
 @pytest.mark.parametrize("with_equals", [False, True], ids=["blank", "equals"])
 def test_what_is_typed_is_what_the_configuration_holds(
     flag: str, with_equals: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed, expected = GIVEN[flag]
+    typed, expected = {**GIVEN, **OF_AGENTS}[flag]
     if isinstance(typed, bool):
         arguments = [f"--{flag}" if typed else f"--no-{flag}"]
     else:
         arguments = [f"--{flag}={typed}"] if with_equals else [f"--{flag}", typed]
+    if flag in OF_AGENTS and flag != "agent":
+        arguments += ["--agent", "terminus-2"]
     config = parse(monkeypatch, *SOME_TASK, *arguments)
     (made,) = (item for item in flags_of(TrainConfig, train._SPELLING) if item.name == flag)  # pyright: ignore[reportPrivateUsage]
     value: Any = config
@@ -109,6 +121,7 @@ async def test_a_start_is_a_snapshots_path(tmp_path: Path, monkeypatch: pytest.M
         (await env.snapshot()).write(tmp_path / "snapshot.json")
     monkeypatch.chdir(tmp_path)
     made = parse(monkeypatch, "--task-dir", str(config.task_dir), "--start-from", "snapshot.json").env
+    assert isinstance(made, TerminalEnvConfig)
     assert (made.start_from, made.sandbox) == (tmp_path / "snapshot.json", config.sandbox)
 
 
@@ -146,7 +159,7 @@ def test_what_is_not_given_is_the_backends(backend: Backend, monkeypatch: pytest
 
 def test_zero_is_zero_where_it_means_something(monkeypatch: pytest.MonkeyPatch) -> None:
     names = (
-        *("temperature", "warm_sandboxes", "kl_penalty_coef", "max_rollout_retries", "max_steps_off_policy"),
+        *("temperature", "warm_sandboxes", "kl_penalty_coef", "max_retries", "max_steps_off_policy"),
         *("save_every", "eval_every", "eval_temperature", "test_fraction", "seed"),
     )
     arguments = [part for name in names for part in (f"--{name.replace('_', '-')}", "0")]

@@ -163,7 +163,7 @@ def test_a_bound_from_above_has_its_reason_beside_it() -> None:
 
 _BROUGHT_ALONG = {
     "openenv": {"fastmcp", "huggingface-hub"},
-    "skyrl": {"jaxtyping", "loguru", "pybase64", "torchdata"},
+    "skyrl": {"jaxtyping", "loguru", "pybase64", "skyrl-gym", "torchdata"},
 }
 """Declared for a framework: it imports them without requiring them, or bounds them too widely."""
 

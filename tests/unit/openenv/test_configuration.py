@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
 if find_spec("openenv") is None:
@@ -101,13 +102,10 @@ def test_a_token_comes_from_the_argument_the_variable_or_nowhere(task: Path, mon
         find_token(config(task))
 
 
-def test_a_server_for_harbors_agents_is_refused(task: Path) -> None:
-    from harbor_gym.adapters.openenv import server
-
-    given = config(task)
-    given = given.model_copy(update={"env": given.env.model_copy(update={"harbor_server": "http://127.0.0.1:1"})})
-    with pytest.raises(UsageError, match="not our own loop"):
-        server.TerminalServer(given)
+def test_an_agents_episodes_are_refused(task: Path) -> None:
+    for field in ({"agent": "terminus-2"}, {"harbor_server": "http://127.0.0.1:1"}):
+        with pytest.raises(ValidationError, match="for the episodes of one of Harbor's agents"):
+            config(task, env={"task_dir": task, **field})
 
 
 def test_an_address_in_use_is_refused(task: Path) -> None:

@@ -97,7 +97,7 @@ async def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
     config = config_of(tmp_path / "task")
     before = everything_in(tmp_path)
     result, _ = await ChatPlayer(model(COMPLETE)).attempt(config, 1)
-    assert (result.reward, ChatPlayer(model()).retries) == (0.0, 1)
+    assert (result.reward, ChatPlayer(model()).max_retries) == (0.0, 1)
     assert everything_in(tmp_path) == before
 
 

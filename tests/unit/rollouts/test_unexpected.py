@@ -89,7 +89,7 @@ async def test_an_exception_before_the_first_action_passes(tmp_path: Path) -> No
 
 async def test_what_repeats_without_a_reward_ends_the_run(tmp_path: Path) -> None:
     config = fake_config(tmp_path / "task", reward_function=ODD)
-    player = Player(CharacterCodec(), complete, max_tokens=99, retries=0)
+    player = Player(CharacterCodec(), complete, max_tokens=99, max_retries=0)
     results = await evaluate([config], player, episodes=NET - 1)
     assert [result.end_reason for result in results] == [EndReason.INFRASTRUCTURE_ERROR] * (NET - 1)
     with pytest.raises(KeyError):
@@ -139,5 +139,5 @@ def interface(agent: str, **settings: Any) -> RolloutInterface:
     )
     limits = SessionLimits(max_answer_tokens=5000)
     return RolloutInterface(
-        sampler=sample, codec=ThinkingCodec(), agent=config, sandbox=FAKE, limits=limits, **settings
+        {"agent": config, "sandbox": FAKE, **settings}, sample, ThinkingCodec(), limits=limits, max_retries=0
     )

@@ -138,8 +138,8 @@ def thrice(rewards: Mapping[str, float]) -> float:
 
 @pytest.mark.parametrize("has_agent", [False, True])
 async def test_a_reward_function_and_the_trials_folders(task: Path, tmp_path: Path, *, has_agent: bool) -> None:
-    agent = {"agent": "tests.helpers.gateway.format_agent:FormatAgent", "agent_kwargs": {"base_url": "{gateway_url}"}}
-    own = {"env": {}, **agent} if has_agent else {}
+    agent = {"agent": "tests.helpers.gateway.format_agent:FormatAgent", "agent_options": {"base_url": "{gateway_url}"}}
+    own = {"env": agent} if has_agent else {}
     kept = {"reward_function": f"{HERE}:thrice", "trials_dir": str(tmp_path / "trials")}
     engine = sky.SamplerEngine(Script((SOLVE, COMPLETE)))
     generator = sky.make_generator(engine, {"sandbox_options": SOLVED, **kept, **own}, step_wise_trajectories=True)
@@ -198,16 +198,11 @@ async def test_an_evaluations_own_limit_of_a_message_counts(task: Path) -> None:
         ({"n_concurrent": 0}, {}, "n_concurrent: Input should be greater"),
         ({"max_lost_calls": 0}, {}, "max_lost_calls: Input should be greater"),
         ({"max_token_staleness": -1}, {}, "max_token_staleness: Input should be greater"),
-        ({"env": {"max_turn": 3}}, {}, "harbor can't be used: env: Value error, max_turn"),
+        ({"env": {"max_turn": 3}}, {}, r"harbor can't be used: env\.max_turn: Extra inputs"),
         ({"env": {"task_dir": "x"}}, {}, "env: Value error, task_dir can't be set"),
-        ({"agent": "terminus-2"}, {}, "agent replaces that"),
-        ({"sandbox": "no-such"}, {}, "no-such"),
-        (
-            {"harbor_server": "http://127.0.0.1:1"},
-            {},
-            "harbor_server is for the episodes of an agent",
-        ),
-        ({"env": {"harbor_server": "http://127.0.0.1:1"}}, {}, "not our own loop: give an agent"),
+        ({"env": {"agent": "terminus-2", "mcp_tools": False}}, {}, r"env\.mcp_tools: for our own loop"),
+        ({"env": {"sandbox": "no-such"}}, {}, "no-such"),
+        ({"env": {"harbor_server": "http://127.0.0.1:1"}}, {}, r"env\.harbor_server: for the episodes of one of"),
         ({}, {"batched": True}, "generator.batched is not supported"),
         ({}, {"use_conversation_multi_turn": False}, "use_conversation_multi_turn must be true"),
         ({}, {"max_input_length": None}, "max_input_length is not set"),
@@ -258,12 +253,14 @@ def test_settings_are_flags() -> None:
     from harbor_gym.adapters.skyrl.experiment import HarborTrainConfig, check_config
 
     flags = [
-        *("harbor.sandbox=local", 'harbor.tasks=["tasks"]', "harbor.env.max_consecutive_parse_failures=2"),
+        *("harbor.env.sandbox=local", 'harbor.tasks=["tasks"]', "harbor.env.max_consecutive_parse_failures=2"),
         *("generator.max_input_length=1000", "generator.max_turns=5", "trainer.algorithm.grpo_norm_by_std=false"),
     ]
     cfg: Any = HarborTrainConfig.from_cli_overrides(flags)
+    earlier = [flag.replace("env.sandbox", "sandbox") for flag in flags]
+    assert HarborTrainConfig.from_cli_overrides(earlier) == cfg
     assert cfg.harbor == skyrl.HarborSettings(
-        tasks=["tasks"], sandbox="local", env={"max_consecutive_parse_failures": 2}
+        tasks=["tasks"], env={"sandbox": "local", "max_consecutive_parse_failures": 2}
     )
     check_config(cfg)
     cfg.trainer.algorithm.grpo_norm_by_std = True

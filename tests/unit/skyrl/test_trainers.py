@@ -14,12 +14,11 @@ if find_spec("skyrl") is None:
     pytest.skip('pip install "harbor-gym[skyrl]"', allow_module_level=True)
 
 from harbor_gym.adapters import skyrl
-from harbor_gym.errors import UsageError, VerifierError
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from harbor_gym.types import Sample
 from tests.helpers import skyrl as sky
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 
 pytestmark = [
     pytest.mark.usefixtures("resource_trackers", "nothing_left"),
@@ -83,7 +82,7 @@ def make_config(suite: Path, out: Path, **harbor: Any) -> Any:
     flags: dict[str, Any] = {
         **{f"harbor.{name}": value for name, value in harbor.items()},
         "harbor.tasks": [str(suite)],
-        "harbor.env": {"confirm_task_complete": False},
+        "harbor.env": {"confirm_task_complete": False, "sandbox": f"{__name__}:SomeAreLost", "sandbox_options": SOLVED},
         "generator.step_wise_trajectories": True,
         "generator.merge_stepwise_output": True,
         "generator.n_samples_per_prompt": SIZE,
@@ -128,8 +127,6 @@ async def test_the_fully_asynchronous_loop_runs_on_our_generator(suite: Path, tm
     cfg = make_config(
         suite,
         tmp_path,
-        sandbox=f"{__name__}:SomeAreLost",
-        sandbox_options=SOLVED,
         max_retries=0,
         max_lost_calls=9,
     )
@@ -163,53 +160,3 @@ async def test_the_fully_asynchronous_loop_runs_on_our_generator(suite: Path, tm
     assert any(batch["advantages"].abs().sum() > 0 for batch in trainer.batches)
     assert set(engine.finished.values()) == {1}
     assert len(engine.finished) == GROUPS * STEPS * SIZE
-
-
-@pytest.mark.parametrize("workers", [0, 4])
-async def test_skyrls_own_generator_runs_on_our_environment(suite: Path, workers: int) -> None:
-    skyrl.register(sandbox=FAKE, sandbox_options=SOLVED, confirm_task_complete=False)
-    output: Any = await play_with_skyrls_generator(suite / "alpha", workers)
-    sky.validate_generator_output(SIZE, output)
-    rewards = [sum(reward) for reward in output["rewards"]]
-    solved = ["echo done" in byte_level_tokenizer().decode(ids) for ids in output["response_ids"]]
-    assert rewards == [float(item) for item in solved]
-    assert output["rollout_metrics"]["environment/turns"] == 2.0
-    assert output["rollout_metrics"]["environment/end/completed"] == 1.0
-
-
-async def test_a_lost_verdict_is_raised_by_the_environment(suite: Path) -> None:
-    skyrl.register(sandbox=FAKE, sandbox_options={"fail": {"verifier": 1}}, confirm_task_complete=False)
-    with pytest.raises(VerifierError):
-        await play_with_skyrls_generator(suite / "alpha", 4)
-
-
-async def test_a_failed_start_runs_again(suite: Path) -> None:
-    FailsOnce.made = 0
-    skyrl.register(sandbox=f"{__name__}:FailsOnce", confirm_task_complete=False)
-    output: Any = await play_with_skyrls_generator(suite / "alpha", 1)
-    assert FailsOnce.made == SIZE + 1
-    assert len(output["response_ids"]) == SIZE
-
-
-class FailsOnce(FakeEnvironment):
-    made = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        FailsOnce.made += 1
-        super().__init__(*args, **kwargs, fail={"start": 1} if FailsOnce.made == 1 else {})
-
-
-def test_a_row_without_a_task_is_refused() -> None:
-    from harbor_gym.adapters.skyrl import HarborTextEnv
-
-    with pytest.raises(UsageError, match="write_dataset"):
-        HarborTextEnv(extras={})
-
-
-async def play_with_skyrls_generator(task: Path, workers: int) -> Any:
-    gym = sky.SkyRLGymConfig()
-    gym.max_env_workers = workers
-    engine = sky.SamplerEngine(solve_or_not)
-    generator = sky.SkyRLGymGenerator(sky.generator_config(), gym, engine, sky.chat_tokenizer())
-    batch, _ = sky.make_input(task, size=SIZE)
-    return await generator.generate(batch, disable_tqdm=True)

@@ -6,11 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import DEFAULT_MAX_RETRIES, AnyEpisode, MaxRetries, aliases
 from harbor_gym.stragglers import Stragglers
-from harbor_gym.types import ExecutorKind, TrainSegments
+from harbor_gym.types import ExecutorKind
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.template import GroupTemplate
@@ -113,8 +113,8 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    env: TerminalEnvConfig
-    """The sandbox and the budgets of each episode. Each task takes the place of ``env.task_dir``."""
+    env: AnyEpisode
+    """How each episode is played: in our own loop, or by an agent. Each task takes the place of ``env.task_dir``."""
 
     task_dirs: tuple[Path, ...] = _field(TASKS, ())
     """Task directory, or a directory of tasks."""
@@ -201,23 +201,13 @@ class TrainConfig(BaseModel):
     seed: int = _field(HOW, 0)
     """Seeds the order of the tasks, the embedded policy, the adapter and sampling."""
 
-    agent: str | None = _field(ROLLOUTS)
-    """Train one of Harbor's agents, such as terminus-2, or module.path:Class, instead of our own loop."""
-
-    agent_options: dict[str, Any] = _field(ROLLOUTS, {})
-    """NAME=VALUE, an option of the agent; {gateway_url} is replaced with its model's address."""
-
-    train_segments: TrainSegments = _field(ROLLOUTS, "main")
-    """Train on the agent's own conversation (main), or also on those of sub-agents and other side calls (all)."""
-
     make_env: str | None = _field(ROLLOUTS)
     """module.path:name of a subclass of AsyncTerminalGymEnv, or a function, that makes each episode's environment."""
 
     trajectory_reward: str | None = _field(ROLLOUTS)
     """module.path:function that adds to an episode's reward, given its Transcript."""
 
-    max_rollout_retries: int = _field(ROLLOUTS, 3, ge=0)
-    """Retries of lost episodes in a group."""
+    max_retries: MaxRetries = _field(ROLLOUTS, DEFAULT_MAX_RETRIES)
 
     over_sample: float = _field(ROLLOUTS, 1.0, ge=1)
     """Start this multiple of a group's size; the first episodes to end are the group."""
@@ -269,22 +259,21 @@ class TrainConfig(BaseModel):
         """How to treat a group's slowest episodes."""
         return Stragglers(over_sample=self.over_sample, batch_deadline_sec=self.batch_deadline_sec)
 
-    def group_template(self, env: TerminalEnvConfig, model_name: str, transcripts_dir: Path) -> "GroupTemplate":
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier_names(cls, values: Any) -> Any:
+        return aliases.moved(values, aliases.TRAIN) if isinstance(values, dict) else values
+
+    def group_template(self, env: AnyEpisode, model_name: str, transcripts_dir: Path) -> "GroupTemplate":
         """Return the settings that the run's groups share.
 
         Args:
             env: The configuration's ``env``, with a task of the run.
             model_name: The served model.
             transcripts_dir: The folder of the run's transcripts.
-
-        Raises:
-            UsageError: There is no such agent, or its options lack ``{gateway_url}``.
         """
-        from harbor_gym.adapters.harbor.agents import agent_of
         from harbor_gym.adapters.tinker.template import GroupTemplate
 
-        is_relayed = self.env.harbor_server is not None
-        agent = None if self.agent is None else agent_of(self.agent, self.agent_options, is_relayed=is_relayed)
         return GroupTemplate(
             env=env,
             model_name=model_name,
@@ -294,8 +283,6 @@ class TrainConfig(BaseModel):
             group_size=self.group_size,
             branch=self.branch,
             transcripts_dir=transcripts_dir,
-            agent=agent,
-            train_segments=self.train_segments,
             make_env=self.make_env,
             trajectory_reward=self.trajectory_reward,
         )

@@ -31,7 +31,7 @@ async def run_loop(
 ) -> None:
     """Train to the last batch; if the run has a test set, evaluate the result and export the best checkpoint."""
     settings = run.config
-    strategy = RetryThenMask(settings.max_rollout_retries, seed=settings.seed, stragglers=settings.stragglers)
+    strategy = RetryThenMask(settings.max_retries, seed=settings.seed, stragglers=settings.stragglers)
     evaluator = await _evaluator(run, service, strategy)
     start_path = await first_weights(run, service)
     config = _loop_config(run, service, strategy, start_path, evaluator)

@@ -8,7 +8,6 @@ from collections.abc import Generator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from harbor_gym import sandboxes
 from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.files import naming, one_run_at_a_time
 from harbor_gym._runtime.json_files import read_document
@@ -19,7 +18,7 @@ from harbor_gym.adapters.tinker.training.config import OBSERVATION_LOSSES, Backe
 from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.cluster.workers import require_shared_rate
-from harbor_gym.config import require_fields_of_agents
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
 from harbor_gym.config.snapshot import read_start
 from harbor_gym.episode.replay import require_start
 from harbor_gym.errors import UsageError
@@ -37,7 +36,7 @@ async def prepare(config: TrainConfig) -> TrainRun:
         TaskError: A task can't be fetched or read.
         MissingDependencyError: The sandbox needs a program or package that is not installed.
     """
-    from harbor_gym.episode.task import load_task
+    from harbor_gym.episode.task import load_task, require_sandbox
 
     sources: Sequence[str | Path] = [*config.task_dirs, *config.tasks] or [config.env.task_dir]
     tasks = filter_tasks(await resolve_tasks(sources, registry_path=config.registry_path), config.where)
@@ -52,13 +51,12 @@ async def prepare(config: TrainConfig) -> TrainRun:
         log_path=(config.log_path or default_log_path(config)).resolve(),
     )
     for task in run.tasks:
-        await load_task(task.path, run.env if config.agent is None else None)
+        await load_task(task.path, run.env)
     await asyncio.to_thread(_check_start, run)
     _check_rollouts(run)
     if config.epochs is not None or config.task_weights:
         run.count_batches()
-    if run.env.harbor_server is None:
-        await asyncio.to_thread(sandboxes.preflight, sandboxes.environment_config(run.env.sandbox))
+    await asyncio.to_thread(require_sandbox, run.env)
     _check_service(config)
     if config.base_url is not None:
         await require_endpoint(config.base_url)
@@ -130,10 +128,8 @@ def _check_rollouts(run: TrainRun) -> None:
     find_make_env(config.make_env)
     find_trajectory_reward(config.trajectory_reward)
     require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
-    if config.agent is not None:
-        _check_agent(config, config.agent)
-    elif config.agent_options or config.env.harbor_server is not None or config.train_segments != "main":
-        raise UsageError("--agent-option, --harbor-server and --train-segments need --agent")
+    if isinstance(config.env, AgentEpisodeConfig):
+        _check_agent(config, config.env)
     if config.branch is not None:
         Branch.parse(config.branch).require_fit(config.group_size)
         if config.stragglers.is_active:
@@ -161,17 +157,17 @@ def _check_rollouts(run: TrainRun) -> None:
 
 
 def _check_start(run: TrainRun) -> None:
-    if (snapshot := read_start(run.env.start_from)) is not None:
+    own = run.env
+    if isinstance(own, TerminalEnvConfig) and (snapshot := read_start(own.start_from)) is not None:
         for task in run.train_tasks:
-            env = run.env.model_copy(update={"task_dir": task.path})
+            env = own.model_copy(update={"task_dir": task.path})
             require_start(snapshot, env, folder_digest(task.path))
 
 
-def _check_agent(config: TrainConfig, agent: str) -> None:
-    from harbor_gym.adapters.harbor.agents import agent_of, require_terminus_json
+def _check_agent(config: TrainConfig, env: AgentEpisodeConfig) -> None:
+    from harbor_gym.adapters.harbor.agents import require_agent, require_terminus_json
 
-    agent_of(agent, config.agent_options, is_relayed=config.env.harbor_server is not None)
-    require_fields_of_agents(config.env)
+    agent = require_agent(env)
     if config.backend is Backend.LOCAL and config.model_name is None:
         require_terminus_json(agent)
     if config.branch is not None:

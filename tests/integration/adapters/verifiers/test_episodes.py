@@ -311,9 +311,9 @@ async def test_a_foreign_agent_is_graded_when_its_budget_is_spent(
         ({"sandbox": "lokal"}, "no sandbox is called 'lokal'; did you mean local"),
         ({"terminal_env": {"step_rewards": True}}, "terminal_env can't set step_rewards"),
         ({"terminal_env": {"action_format": "keystrokes"}}, "strip white space around a message"),
-        ({"agent": {"name": "terminus-2"}, "terminal_env": {"action_format": "bash-tool"}}, "can't set action_format"),
+        ({"terminal_env": {"agent": "terminus-2", "action_format": "bash-tool"}}, "action_format: for our own loop"),
         ({"agent": {"name": "terminus-2"}, "pool_size": 2}, "leave pool_size out"),
-        ({"terminal_env": {"harbor_server": "http://127.0.0.1:1"}}, "not our own loop: give an agent"),
+        ({"terminal_env": {"harbor_server": "http://127.0.0.1:1"}}, "for the episodes of one of Harbor's agents"),
     ],
 )
 def test_settings_that_can_not_be_used_are_refused_when_they_are_read(harness: dict[str, Any], words: str) -> None:

@@ -36,7 +36,7 @@ def evaluate(tmp_path: Path, client: str, url: str, tasks: list[Path]) -> list[A
     config.write_text(json.dumps(settings))
     arguments = [
         *("--model", "policy", "--num-rollouts", "1", "--max-concurrent", str(AT_ONCE), "--no-rich"),
-        *("--output-dir", output, "--env.agent.harness.sandbox", "local"),
+        *("--output-dir", output, "--env.agent.harness.terminal-env.sandbox", "local"),
         *("--client.type", client, "--client.base-url", url, "--client.api-key-var", "NO_SUCH_KEY"),
     ]
     if client == "train":

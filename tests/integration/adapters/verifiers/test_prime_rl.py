@@ -214,7 +214,7 @@ async def test_a_tiny_policy_learns_from_what_is_packed(tmp_path: Path, port: in
     model_dir = tmp_path / "model"
     config = orchestrator_config(RECIPES / "tiny_cpu.toml", port, model={"name": str(model_dir)})
     harness = config.train.source[0].env.agent.harness
-    policy = await asyncio.to_thread(RepairPolicy, harness.env_config(TASK), learning_rate=0.2)
+    policy = await asyncio.to_thread(RepairPolicy, harness.episode(TASK), learning_rate=0.2)
     policy.tokenizer.save_pretrained(model_dir)
     means: list[float] = []
     async with serve(EngineDouble(policy)) as server, env_server(config, tmp_path):

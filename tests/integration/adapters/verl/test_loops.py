@@ -115,7 +115,7 @@ async def test_a_failure_of_rays_is_told_in_one_line(task: Path, tmp_path: Path)
         ({"sandbx": "local"}, "sandbx"),
         ({"max_answer_tokens": 20_000}, "more than rollout.response_length, 12000"),
         ({"env": {"no_such_field": 1}}, "no_such_field"),
-        ({"agent": "terminus-2"}, "agent is for HarborAgentLoop"),
+        ({"agent": "terminus-2"}, "env.agent is for HarborAgentLoop"),
     ],
 )
 async def test_settings_that_can_not_be_used(
@@ -138,11 +138,11 @@ async def test_an_agents_episodes_run_on_harbors_server(
 
     monkeypatch.setenv("HARBOR_API_KEY", KEY)
     agent = "tests.helpers.gateway.relayed_agent:RelayedAgent"
-    own = {"sandbox": FAKE, "sandbox_options": OPTIONS, "agent": agent, "max_answer_tokens": 500}
-    loop = {"name": "agent", "_target_": "harbor_gym.adapters.verl.HarborAgentLoop", **own}
+    own = {"sandbox": FAKE, "sandbox_options": OPTIONS, "agent": agent}
+    loop = {"name": "agent", "_target_": "harbor_gym.adapters.verl.HarborAgentLoop", "max_answer_tokens": 500}
     servers = SamplerServers(SOLVED)
     with started(tmp_path / "server") as server:
-        config = verl_config(tmp_path, [{**loop, "harbor_server": server.url}])
+        config = verl_config(tmp_path, [{**loop, "env": {**own, "harbor_server": server.url}}])
         output = await play(config, servers, make_batch(task, "agent", size=2))
     assert output.batch["rm_scores"].sum(dim=-1).tolist() == [1.0, 1.0]
     for number, harbor in enumerate(output.non_tensor_batch["harbor"]):

@@ -44,11 +44,12 @@ def config_of(directory: Path, **rollout: Any) -> Any:
     """Return verl's configuration with both of our loops in its file, and two servers."""
     from tests.helpers.verl.workers import terminal_loop, verl_config
 
-    agent = {"agent": "tests.helpers.gateway.format_agent:FormatAgent", "agent_kwargs": {"base_url": "{gateway_url}"}}
+    agent = {"agent": "tests.helpers.gateway.format_agent:FormatAgent", "agent_options": {"base_url": "{gateway_url}"}}
     loop = {"name": "agent", "_target_": "harbor_gym.adapters.verl.HarborAgentLoop", "max_answer_tokens": 500}
     servers = {"nnodes": 1, "n_gpus_per_node": 2, "tensor_model_parallel_size": 1, "calculate_log_probs": True}
     lengths = {"prompt_length": 2000, "response_length": 3000, "agent__num_workers": 2}
-    return verl_config(directory, [terminal_loop(**OWN), {**loop, **OWN, **agent}], **servers, **lengths, **rollout)
+    loops = [terminal_loop(**OWN), {**loop, "env": {**OWN, **agent}}]
+    return verl_config(directory, loops, **servers, **lengths, **rollout)
 
 
 def batch_of(directory: Path) -> Any:

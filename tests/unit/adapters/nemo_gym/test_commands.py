@@ -44,7 +44,7 @@ def test_init_writes_a_server_that_its_own_settings_read(tmp_path: Path) -> None
         own = {key: value for key, value in block.items() if key not in NEMO_GYMS_OWN}
         assert set(own) <= set(RolloutSettings.model_fields)
         settings = RolloutSettings(**own)
-        assert (settings.sandbox, settings.require_token_ids) == ("local", is_training)
+        assert (settings.env["sandbox"], settings.require_token_ids) == ("local", is_training)
         assert settings.harbor_datasets["mine: own"].local_dataset_path == Path("tasks")
         assert config["harbor_gym_environment"]["environment_servers"]["legacy_agent"]["agent_server"]["name"] in config
         assert ("policy_model" in config) is is_training

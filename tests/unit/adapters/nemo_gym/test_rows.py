@@ -19,7 +19,7 @@ from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.engine_double import EngineDouble
 from tests.helpers.gateway.clients import Script
 from tests.helpers.nemo_gym.trainer import read_as_trainer
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, by_agent, fake_config, message
 from tests.helpers.sequences import of_mask
 from tests.helpers.tasks import DONE
 
@@ -49,9 +49,10 @@ def without_ids() -> EngineDouble:
     return engine
 
 
-def plan(tmp_path: Path, **settings: Any) -> EpisodePlan:
+def plan(tmp_path: Path, agent: AgentConfig | None = None, **settings: Any) -> EpisodePlan:
     settings.setdefault("solved_when", {"/srv/answer": "done"})
-    return EpisodePlan("a::task", fake_config(tmp_path / "task", **settings), None, max_retries=0)
+    own = fake_config(tmp_path / "task", **settings)
+    return EpisodePlan("a::task", own if agent is None else by_agent(own, agent), max_retries=0)
 
 
 async def row_of(planned: EpisodePlan, engine: EngineDouble, **params: Any) -> Row:
@@ -81,9 +82,8 @@ async def test_a_solved_episode(tmp_path: Path) -> None:
 
 async def test_an_agent_that_a_limit_ends(tmp_path: Path) -> None:
     for zero, reward in ((False, 1.0), (True, 0.0)):
-        planned = plan(tmp_path, max_turns=1, zero_reward_on_limit=zero, confirm_task_complete=True)
         engine = double(message(DONE))
-        row = await row_of(replace(planned, agent=FORMAT_AGENT), engine)
+        row = await row_of(plan(tmp_path, FORMAT_AGENT, max_turns=1, zero_reward_on_limit=zero), engine)
         assert verdict(row) == (reward, False, None)
         assert (row.fields["end_reason"], row.fields["turns"]) == ("max_turns", 1)
         assert [item["role"] for item in row.input] == ["system", "user"]
@@ -91,16 +91,13 @@ async def test_an_agent_that_a_limit_ends(tmp_path: Path) -> None:
 
 async def test_an_agents_calls_that_the_model_server_leaves_in_its_text_are_counted(tmp_path: Path) -> None:
     agent = FORMAT_AGENT.model_copy(update={"import_path": "tests.helpers.gateway.format_agent:ToolAgent"})
-    planned = replace(plan(tmp_path, confirm_task_complete=True), agent=agent)
-    row = await row_of(planned, double("<tool_call>{}</tool_call>"))
+    row = await row_of(plan(tmp_path, agent), double("<tool_call>{}</tool_call>"))
     assert verdict(row) == (0.0, False, None)
     assert row.fields["unread_calls"] == 1
 
 
 async def test_an_agents_first_prompt_that_does_not_fit(tmp_path: Path) -> None:
-    row = await row_of(
-        replace(plan(tmp_path, confirm_task_complete=True), agent=FORMAT_AGENT), double(max_context_tokens=100)
-    )
+    row = await row_of(plan(tmp_path, FORMAT_AGENT), double(max_context_tokens=100))
     assert verdict(row) == (0.0, True, "harbor_gym:context_overflow")
 
 
@@ -213,9 +210,9 @@ async def test_a_wrong_key_or_model_ends_the_run_at_the_first_answer(
     engine = double()
     status, engine.refusal = REFUSALS[name]
     engine.modes = [status] * 9
-    settings = {} if agent is None else {"confirm_task_complete": True}
+    planned = replace(plan(tmp_path, agent), max_retries=1)
     with pytest.raises(EngineSettingsError, match=r"policy_api_key.*the model server answered with status 40"):
-        await row_of(replace(plan(tmp_path, **settings), agent=agent, max_retries=1), engine)
+        await row_of(planned, engine)
     assert len(engine.requests) == 1
 
 

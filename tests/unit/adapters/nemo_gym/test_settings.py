@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from harbor_gym.adapters.nemo_gym.datasets import Datasets
 from harbor_gym.adapters.nemo_gym.settings import DatasetSettings, RequestOverrides, RolloutSettings, plan_episode
+from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import TaskSourceError, UsageError
 from tests.helpers.tasks import write_task
 
@@ -23,14 +24,16 @@ def plan(given: RolloutSettings, instance_id: str = "a::task", **overrides: Any)
 
 
 def test_the_request_goes_before_the_alias_and_that_before_the_server() -> None:
-    dataset = {"local_dataset_path": "x", "workdir": "/app", "terminal_env": {"time_limit_sec": 20, "max_turns": 7}}
+    dataset = {"local_dataset_path": "x", "workdir": "/app", "env": {"time_limit_sec": 20, "max_turns": 7}}
     given = settings(
         harbor_datasets={"a": dataset, "b": {"local_dataset_path": "y"}},
-        sandbox="tests.x:Y",
-        sandbox_options={"one": 1, "workdir": "/"},
-        max_turns=9,
-        harbor_agent_timeout=30,
-        trials_dir="kept",
+        env={
+            "sandbox": "tests.x:Y",
+            "sandbox_options": {"one": 1, "workdir": "/"},
+            "max_turns": 9,
+            "time_limit_sec": 30,
+            "trials_dir": "kept",
+        },
     )
     own = plan(given)
     assert own.config.sandbox_options == {"one": 1, "workdir": "/app"}
@@ -41,11 +44,13 @@ def test_the_request_goes_before_the_alias_and_that_before_the_server() -> None:
     assert (other.config.max_turns, other.config.time_limit_sec) == (9, 30)
     row = plan(
         given,
-        max_turns=3,
-        harbor_agent_timeout=5,
         max_retries=0,
-        sandbox_options={"one": 2},
-        terminal_env={"action_format": "keystrokes"},
+        env={
+            "max_turns": 3,
+            "time_limit_sec": 5,
+            "sandbox_options": {"one": 2},
+            "action_format": "keystrokes",
+        },
     )
     assert row.config.sandbox_options == {"one": 2, "workdir": "/app"}
     assert (row.config.max_turns, row.config.time_limit_sec, row.max_retries) == (3, 5, 0)
@@ -53,26 +58,25 @@ def test_the_request_goes_before_the_alias_and_that_before_the_server() -> None:
 
 
 def test_an_agents_own_options_are_apart_from_the_limit_of_turns() -> None:
-    given = settings(harbor_agent="terminus-2", harbor_agent_kwargs={"interleaved_thinking": True, "max_turns": 20})
-    planned = plan(given, harbor_agent_kwargs={"max_turns": 5})
-    assert planned.config.max_turns == 50
-    assert (planned.agent.name, planned.agent.kwargs) == ("terminus-2", {"interleaved_thinking": True, "max_turns": 5})
-    assert plan(settings(harbor_agent="a.b:C")).agent.import_path == "a.b:C"
-    assert plan(settings()).agent is None
+    given = settings(env={"agent": "terminus-2", "agent_options": {"interleaved_thinking": True, "max_turns": 20}})
+    planned = plan(given, env={"agent_options": {"max_turns": 5}}).config
+    assert planned.max_turns == 50
+    assert (planned.agent, planned.agent_options) == ("terminus-2", {"interleaved_thinking": True, "max_turns": 5})
+    assert isinstance(plan(settings()).config, TerminalEnvConfig)
     assert plan(settings()).config.max_turns == 50
 
 
 def test_what_can_not_be_used_is_refused_with_its_place() -> None:
     with pytest.raises(UsageError, match=r"a::task: .*no_such"):
-        plan(settings(terminal_env={"no_such": 1}))
-    with pytest.raises(UsageError, match=r"terminal_env\.terminal is for our own loop"):
-        plan(settings(harbor_agent="terminus-2"), terminal_env={"terminal": {"rows": 20}})
+        plan(settings(env={"no_such": 1}))
+    with pytest.raises(UsageError, match=r"a::task: env .*terminal: for our own loop, and the agent terminus-2 plays"):
+        plan(settings(env={"agent": "terminus-2"}), env={"terminal": {"rows": 20}})
     server = {"harbor_server": "http://127.0.0.1:1"}
-    with pytest.raises(UsageError, match="not our own loop: give an agent"):
-        plan(settings(terminal_env=server))
-    planned = plan(settings(harbor_agent="terminus-2", terminal_env=server))
+    with pytest.raises(UsageError, match="for the episodes of one of Harbor's agents"):
+        plan(settings(env=server))
+    planned = plan(settings(env={"agent": "terminus-2", **server}))
     assert planned.config.harbor_server == server["harbor_server"]
-    assert plan(settings(harbor_agent="terminus-2"), terminal_env={"reward_key": "x"}).config.reward_key == "x"
+    assert plan(settings(env={"agent": "terminus-2"}), env={"reward_key": "x"}).config.reward_key == "x"
     with pytest.raises(ValidationError, match="max_turn"):
         RequestOverrides.model_validate({"max_turn": 1})
     with pytest.raises(ValidationError, match="got none"):
