@@ -19,7 +19,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor_gym._runtime.shell_text import QUIET
 from harbor_gym.episode.grading.cleanup import take_baseline
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.extensions import SupportsIsUp
+from harbor_gym.sandboxes.extensions import SupportsIsUp, SupportsUnblocking
 
 LATE_PROBE_SEC = 5.0
 """As ``limit_sec``, after a command without an answer: two silences, not one, tell that the sandbox is broken."""
@@ -72,6 +72,8 @@ async def find_breakage(
     """
     if not await _is_up(environment, unknown=True):
         return None
+    if isinstance(environment, SupportsUnblocking) and (held := await environment.unblock()) and terminal:
+        return held
     nonce, deadline = secrets.token_hex(8), time.monotonic() + (limit_sec or _PROBE_TIMEOUT_SEC)
     try:
         result = await environment.exec(

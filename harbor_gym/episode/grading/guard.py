@@ -36,6 +36,7 @@ from harbor_gym.sandboxes.extensions import (
     SupportsCleanUp,
     SupportsSetUpView,
     SupportsSharedView,
+    SupportsUnblocking,
     SupportsVerifierView,
 )
 from harbor_gym.terminal.session import Leftovers
@@ -262,6 +263,8 @@ class GradingGuard:
             return  # a cancelled trial is not graded
         self._phases_ended += 1
         terminal, self.terminal = self.terminal, None
+        if isinstance(self._environment, SupportsUnblocking):
+            await self._environment.unblock()
         async with self._blaming_policy():
             self.stopped = await self._watch.end_phase(keep_processes=self._keeps, terminal=terminal)
         self.stopped_names = tuple(dict.fromkeys((*self.stopped_names, *self.stopped.names)))
