@@ -122,7 +122,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         self._container: str | None = None
         self._look: ImageInfo | None = None
         self._has_healthcheck = True
-        self._unblocked: dict[str, None] = {}
+        self._was_blocked = False
         self._set_up_image: str | None = None
         self._overlay_dir: tempfile.TemporaryDirectory[str] | None = None
         self._logs_dir: tempfile.TemporaryDirectory[str] | None = None
@@ -145,9 +145,9 @@ class DockerEnvironment(HarborDockerEnvironment):
 
     async def unblock(self) -> str | None:
         """Replace a device or FIFO in place of the main container's accounts, which would hold up the daemon."""
-        if self._container is not None:
-            self._unblocked.update(dict.fromkeys(await accounts.unblock(self._container)))
-        return f"a device or a FIFO was in place of {', '.join(self._unblocked)}" if self._unblocked else None
+        if self._container is not None and await accounts.unblock(self._container):
+            self._was_blocked = True
+        return "a device or a FIFO was in place of /etc/passwd" if self._was_blocked else None
 
     # --- start ---------------------------------------------------------------------------------------------------
 

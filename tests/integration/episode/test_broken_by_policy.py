@@ -228,10 +228,9 @@ async def test_a_step_without_an_answer_ends_by_one_short_probe(tmp_path: Path) 
 @pytest.mark.docker
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_long_limits")
-@pytest.mark.parametrize("path", ["/etc/passwd", "/etc/group"])
-async def test_on_docker_no_fifo_holds_up_the_daemon(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("keys", [FIFO, "rm /etc/passwd; mkfifo /run/pipe; ln -s /run/pipe /etc/passwd\n"])
+async def test_on_docker_no_fifo_holds_up_the_daemon(tmp_path: Path, keys: str) -> None:
     """The daemon would wait for it at the next command, and would not remove the container either."""
-    keys = f"rm {path}; mkfifo /run/pipe; ln -s /run/pipe {path}\n"
     task_dir = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     async with asyncio.timeout(PATIENCE_SEC):
         terminal = TerminalConfig(max_wait_sec=1.0)
@@ -248,7 +247,7 @@ async def test_on_docker_a_sandbox_without_an_answer_is_probed_once_more(tmp_pat
     async with asyncio.timeout(PATIENCE_SEC):
         reward, info = await play(task_dir, DONE, SLEEPING_SHELL, sandbox="docker", terminal=terminal)
     assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
-    assert "no command runs in it any more" in info.get("breakage", "")
+    assert info.get("breakage")
 
 
 @pytest.mark.local
