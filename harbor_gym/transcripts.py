@@ -73,6 +73,9 @@ def write_transcript(
         "rewards": last.get("rewards") if last else None,
         "step_rewards": last.get("step_rewards") if last else None,
         "breakage": last.get("breakage") if last else None,
+        "stopped_processes": list(
+            dict.fromkeys(name for info in transcript.infos for name in info.get("stopped_processes", ()))
+        ),
         "verifier": _verifier(last),
         "settings": transcript.settings,
         "system_prompt": transcript.system_prompt,

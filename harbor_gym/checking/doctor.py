@@ -31,6 +31,7 @@ from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, missing_packages
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES
 from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.supervisor.program import core_files
 from harbor_gym.sandboxes.supervisor.program.messages import MAX_OPEN_FILES
 
 _ANSWER_TIMEOUT_SEC = 1.5
@@ -143,6 +144,7 @@ def _local() -> Iterable[Finding]:
     yield _open_files(
         int(Path("/proc/sys/fs/file-max").read_text(encoding="utf-8")), sandboxes_at_once(USUAL_MEMORY_MB)
     )
+    yield _core_files()
     lack = f"no {NETWORK_PROGRAM}: tasks with a network are refused" if missing_packages() else ""
     yield _finding("local", NETWORK_PROGRAM, lack, f"apt-get install -y {NETWORK_PROGRAM}", is_needed=False)
     refusal, fix = rootless.network_refusal()
@@ -170,6 +172,14 @@ def _open_files(most: int, sandboxes: int) -> Finding:
     cost = f"fs.file-max is {most}, and {sandboxes} sandboxes at once may hold {held} ({each})"
     fix = f"sysctl -w fs.file-max={2 * held}, or a smaller max_processes"
     return _finding("local", "open files", cost if most <= held else "", fix, note=f"{most} here", is_needed=False)
+
+
+def _core_files() -> Finding:
+    """Look whether a program of the machine would get the memory of a sandbox's crashed process."""
+    note, fix = "files, inside the sandbox", "sysctl -w kernel.core_pattern=core"
+    handler = core_files.handler()
+    cost = f"kernel.core_pattern is {handler}, a program of this machine: no process of a sandbox leaves a core file"
+    return _finding("local", "core files", cost if handler else "", fix, note=note, is_needed=False)
 
 
 _OWN_IDS = "boot Linux 5.19 or newer; a cache on ext4, xfs or btrfs (HARBOR_GYM_CACHE)"

@@ -29,7 +29,7 @@ from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, agent, failures
 from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
-from harbor_gym.episode.grading.breakage import find_breakage
+from harbor_gym.episode.grading.breakage import LATE_PROBE_SEC, find_breakage
 from harbor_gym.episode.grading.guard import BeforeGrading, GradingGuard, current_step
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.episode.grading.untouched import UntouchedVerdict
@@ -413,6 +413,7 @@ class Episode:
             # A sandbox that is reported lost but still exists gave an answer that can't be read.
             answers_nonsense=isinstance(failure, SandboxLostError | ValueError | LookupError),
             has_timed_out=isinstance(failure, SandboxTimeoutError),
+            limit_sec=LATE_PROBE_SEC,
         )
 
     def _end_as_broken(self, breakage: str) -> PhaseEnd:

@@ -47,7 +47,7 @@ async def take_turn(
     try:
         await asyncio.wait((turn,), timeout=late_sec)
         if not turn.done():
-            breakage = await find_breakage(None)
+            breakage = await _unless_done(turn, find_breakage(None))
         if breakage is None:
             return await turn
     except HarborGymError as exc:
@@ -62,6 +62,16 @@ async def take_turn(
     _logger.info("the policy broke its terminal: %s", breakage)
     waits = ("ended",) * len(commands)
     return TerminalTurn(prompts.TERMINAL_BROKEN, True, waits, None, time.monotonic() - started, 0, "none")
+
+
+async def _unless_done(turn: asyncio.Future[TerminalTurn], finding: Awaitable[str | None]) -> str | None:
+    """Return what is found, unless the turn ends meanwhile: an answer is better evidence than the lack of another."""
+    search = asyncio.ensure_future(finding)
+    try:
+        await asyncio.wait((turn, search), return_when=asyncio.FIRST_COMPLETED)
+        return None if turn.done() else search.result()
+    finally:
+        await cancel_and_wait(search)
 
 
 def as_turn(result: "ToolResult", *, max_bytes: int) -> TerminalTurn:

@@ -17,6 +17,7 @@ SupportsSharedView        verifier's directories that the processes       these 
                           left by the policy don't see
 SupportsCleanUp           clean-up by no program of the sandbox           the same by a script in it
 SupportsProcessCopies     ``fork(mode="exact")``                          copies by replay
+SupportsUnblocking        no file of a policy holds up the engine         a silent sandbox is left as it is
 SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
 SupportsWrittenPaths      ``harbor-gym check`` proposes verify_paths      no proposal
 SupportsSharedSetup       ``info["setup"]`` is exact                      ``shared`` for a class of this package
@@ -359,6 +360,22 @@ class SupportsIsUp(Protocol):
 
         A sandbox that is up and answers nothing was broken by its policy (reward 0); one that is not up was lost (no
         reward). When in doubt, return False.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsUnblocking(Protocol):
+    """A sandbox whose engine itself waits for files that a policy can replace."""
+
+    async def unblock(self) -> str | None:
+        """Replace what would hold up the engine at the next command. Called where a terminal does not answer, and
+        before grading.
+
+        Runs no program in the sandbox, takes some seconds at most, and raises nothing if it can't be done.
+
+        Returns:
+            What this or an earlier call replaced, in words; programs that wait for it already wait on. None: nothing.
         """
         ...
 

@@ -6,8 +6,10 @@ stopped or killed, or the verifier's user can't run a command or write its verdi
 state only its provider knows, is the infrastructure's failure.
 """
 
+import math
 import secrets
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,9 +19,12 @@ from harbor.environments.base import BaseEnvironment
 from harbor_gym._runtime.shell_text import QUIET
 from harbor_gym.episode.grading.cleanup import take_baseline
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.extensions import SupportsIsUp
+from harbor_gym.sandboxes.extensions import SupportsIsUp, SupportsUnblocking
 
-_PROBE_TIMEOUT_SEC = 30
+LATE_PROBE_SEC = 5.0
+"""As ``limit_sec``, after a command without an answer: two silences, not one, tell that the sandbox is broken."""
+
+_PROBE_TIMEOUT_SEC = 30.0
 _PROBE = ": does it still answer\n"
 _ROOT = (None, "root", "0", 0)
 _CROWD = 256
@@ -48,6 +53,7 @@ async def find_breakage(
     terminal: Sequence[str] = (),
     answers_nonsense: bool = False,
     has_timed_out: bool = False,
+    limit_sec: float | None = None,
 ) -> str | None:
     """Return how the policy broke a sandbox; None without evidence that it did.
 
@@ -61,13 +67,17 @@ async def find_breakage(
             broken.
         has_timed_out: Whether the terminal gave no answer in time, which is the policy's doing if a crowd of processes
             is there.
+        limit_sec: Seconds for all commands of the probe together; one without an answer by then is evidence. None is
+            the time that a very busy machine may take.
     """
     if not await _is_up(environment, unknown=True):
         return None
-    nonce = secrets.token_hex(8)
+    if isinstance(environment, SupportsUnblocking) and (held := await environment.unblock()) and terminal:
+        return held
+    nonce, deadline = secrets.token_hex(8), time.monotonic() + (limit_sec or _PROBE_TIMEOUT_SEC)
     try:
         result = await environment.exec(
-            _probe(nonce, interpreter, terminal), cwd="/", env=QUIET, timeout_sec=_PROBE_TIMEOUT_SEC, user="root"
+            _probe(nonce, interpreter, terminal), cwd="/", env=QUIET, timeout_sec=_left(deadline), user="root"
         )
     except Exception as exc:  # The boundary to foreign code: environments raise whatever their client library raises.
         # The sandbox may have disappeared meanwhile, which no policy causes.
@@ -82,7 +92,7 @@ async def find_breakage(
     states = (rest[rest.index(nonce) + 1 :] if interpreter else rest)[: len(terminal)]
     if len(states) != len(terminal) or any(_state(line) in _DEAD_OR_STOPPED for line in states):
         return "the processes of its terminal were stopped or killed"
-    if grader is not None and (hindrance := await _hindrance(environment, grader)) is not None:
+    if grader is not None and (hindrance := await _hindrance(environment, grader, deadline)) is not None:
         return hindrance if await _is_up(environment, unknown=False) else None
     if has_timed_out and (count := await _count_processes(environment)) > _CROWD:
         return f"its terminal did not answer in time beside {count} processes"
@@ -102,7 +112,9 @@ async def is_there(environment: BaseEnvironment) -> bool:
         return await environment.is_up()
     nonce = secrets.token_hex(8)
     try:
-        result = await environment.exec(_probe(nonce, (), ()), cwd="/", timeout_sec=_PROBE_TIMEOUT_SEC, user="root")
+        result = await environment.exec(
+            _probe(nonce, (), ()), cwd="/", timeout_sec=round(_PROBE_TIMEOUT_SEC), user="root"
+        )
     except Exception:  # as above
         return False
     return (result.stdout or "").split() == [nonce]
@@ -110,16 +122,22 @@ async def is_there(environment: BaseEnvironment) -> bool:
 
 async def can_run(environment: BaseEnvironment, user: str | int | None) -> bool:
     """Return whether a user can run a command in the task's own workdir; assumed of root and the image's user."""
-    return user in _ROOT or await _hindrance(environment, Grader(user, PurePosixPath("/dev/null"))) is None
+    deadline = time.monotonic() + _PROBE_TIMEOUT_SEC
+    return user in _ROOT or await _hindrance(environment, Grader(user, PurePosixPath("/dev/null")), deadline) is None
 
 
-async def _hindrance(environment: BaseEnvironment, grader: Grader) -> str | None:
+def _left(deadline: float) -> int:
+    """Return the whole seconds until then, 1 at least: environments take no fractions, and 0 is no limit to some."""
+    return max(1, math.ceil(deadline - time.monotonic()))
+
+
+async def _hindrance(environment: BaseEnvironment, grader: Grader, deadline: float) -> str | None:
     """Return why a grader can't work; None if it can."""
     nonce = secrets.token_hex(8)
     place = shlex.quote(str(grader.directory))
     command = f"{_PROBE}echo {nonce}; [ ! -w {place} ] || echo {nonce}\n"
     try:
-        result = await environment.exec(command, env=QUIET, timeout_sec=_PROBE_TIMEOUT_SEC, user=grader.user)
+        result = await environment.exec(command, env=QUIET, timeout_sec=_left(deadline), user=grader.user)
     except Exception as exc:  # as above
         return f"its verifier's user can run no command in its workdir any more ({exc})"
     match (result.stdout or "").split().count(nonce):

@@ -20,7 +20,7 @@ from harbor_gym.terminal.session import Leftovers
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _TIMEOUT_SEC = 30
-_POSTMORTEM_TIMEOUT_SEC = 10
+_SHORT_TIMEOUT_SEC = 10
 _GRACE_SEC, _STOP_SEC = 0.5, 20.0
 """From SIGTERM to SIGKILL, and for the whole stop: a thousand processes end in a fraction of that on a busy machine."""
 _ANSWERS = 3
@@ -195,7 +195,7 @@ async def open_grading(environment: BaseEnvironment, own: Baseline) -> bool:
     else:
         paths = EnvironmentPaths.for_os(environment.os)
         call = "open_grading", (*own.workdir, paths.agent_dir, paths.artifacts_dir)
-        answer = (await _run(environment, [call], _OPENING, _TIMEOUT_SEC)).strip()
+        answer = (await _run(environment, [call], _OPENING, _SHORT_TIMEOUT_SEC)).strip()
         problem = "" if answer.splitlines()[-1:] == ["opened"] else answer or "no answer"
     if problem:
         raise BrokenByPolicyError(f"could not {_OPENING}: {problem}")
@@ -250,7 +250,7 @@ async def user_id(environment: BaseEnvironment) -> str:
 async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> Postmortem | None:
     """Ask a sandbox about a verifier that gave no verdict; None if it does not answer any more."""
     try:
-        answer = await _run(environment, [("postmortem", (test_output,))], "look back", _POSTMORTEM_TIMEOUT_SEC)
+        answer = await _run(environment, [("postmortem", (test_output,))], "look back", _SHORT_TIMEOUT_SEC)
     except SandboxLostError:
         return None
     head, _, output = answer.partition("\n")

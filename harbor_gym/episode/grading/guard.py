@@ -23,7 +23,7 @@ from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, failures
 from harbor_gym.episode.grading import cleanup
-from harbor_gym.episode.grading.breakage import Grader, can_run, find_breakage, interpreter_of
+from harbor_gym.episode.grading.breakage import LATE_PROBE_SEC, Grader, can_run, find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.episode.grading.untouched import untouched_verdict
@@ -36,6 +36,7 @@ from harbor_gym.sandboxes.extensions import (
     SupportsCleanUp,
     SupportsSetUpView,
     SupportsSharedView,
+    SupportsUnblocking,
     SupportsVerifierView,
 )
 from harbor_gym.terminal.session import Leftovers
@@ -262,6 +263,8 @@ class GradingGuard:
             return  # a cancelled trial is not graded
         self._phases_ended += 1
         terminal, self.terminal = self.terminal, None
+        if isinstance(self._environment, SupportsUnblocking):
+            await self._environment.unblock()
         async with self._blaming_policy():
             self.stopped = await self._watch.end_phase(keep_processes=self._keeps, terminal=terminal)
         self.stopped_names = tuple(dict.fromkeys((*self.stopped_names, *self.stopped.names)))
@@ -348,7 +351,7 @@ class GradingGuard:
             self._breakage = str(exc)
             raise
         except SandboxError as exc:
-            if (breakage := await find_breakage(self._environment)) is None:
+            if (breakage := await find_breakage(self._environment, limit_sec=LATE_PROBE_SEC)) is None:
                 self._failure = exc
                 raise
             self._breakage = breakage

@@ -153,6 +153,7 @@ function showEpisode(detail, episode, title, files, place) {
       files ? element("span", "links", " ", link("JSON", address("json")), " ", link("cast", address("cast"))) : ""),
     episode.error ? element("p", "error", episode.error) : "",
     episode.breakage ? element("p", "error", `the policy broke its sandbox: ${episode.breakage}`) : "",
+    episode.stopped_processes?.length ? element("p", episode.reward === 0 ? "error" : "quiet", `stopped before grading: ${episode.stopped_processes.join(", ")}`) : "",
     episode.can_be_played ? element("p", "quiet", "go on just before the turn that is chosen, or the last one: ", playOn) : "",
     verdict(episode), start(episode), current.node,
     ...episode.turns.map((turn, number) => turnCard(turn, number, (turnIndex) => { jump(turnIndex); detail.scrollIntoView(); })),

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from harbor_gym._runtime.processes import start_process
-from harbor_gym.errors import SandboxError
+from harbor_gym.errors import SandboxError, SandboxTimeoutError
 from harbor_gym.sandboxes import archive
 from harbor_gym.sandboxes.archive.transfers import choice_in, explained, in_thread, receive_dir, receive_file
 from harbor_gym.sandboxes.archive.trees.records import ALL, Allowance, Choice, Stream, StreamEndedError
@@ -26,6 +26,9 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import reader; sys.exi
 _PLACE = Path(archive.__file__).parent
 _END_TIMEOUT_SEC = 10.0
 """Seconds that Docker's client may take to end after its output was read or closed."""
+
+_BEGIN_TIMEOUT_SEC = 30.0
+"""Seconds until an archive must have begun: a daemon that a container holds up answers nothing about it."""
 
 Receive = Callable[[Stream, Allowance], None]
 
@@ -84,6 +87,7 @@ async def _download(what: tuple[str, ...], spec: dict[str, Any], receive: Receiv
     with near:
         try:
             await _start(processes, what, spec, far)
+            await _begun(near, what)
             stream = Stream(near.fileno())
             await in_thread(lambda: receive(stream, Allowance(spec["limit_bytes"], check)), hang_up)
             await _finish(processes[0], what)
@@ -111,6 +115,23 @@ async def _start(
     finally:
         os.close(read)
         os.close(write)
+
+
+async def _begun(near: socket.socket, what: tuple[str, ...]) -> None:
+    """Wait until something has arrived, be it the end.
+
+    Raises:
+        SandboxTimeoutError: Nothing has in time.
+    """
+    loop, arrival = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(near, arrival.set)
+    try:
+        async with asyncio.timeout(_BEGIN_TIMEOUT_SEC):
+            await arrival.wait()
+    except TimeoutError:
+        raise SandboxTimeoutError(f"docker cp {what[-1]} did not begin within {_BEGIN_TIMEOUT_SEC:g} s") from None
+    finally:
+        loop.remove_reader(near)
 
 
 async def _finish(client: asyncio.subprocess.Process, what: tuple[str, ...]) -> None:

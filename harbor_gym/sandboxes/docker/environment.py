@@ -37,7 +37,7 @@ from harbor_gym.sandboxes import dockerfile, reaper
 from harbor_gym.sandboxes.archive import transfers
 from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
 from harbor_gym.sandboxes.declared import is_trials_own, require_workdir
-from harbor_gym.sandboxes.docker import downloads, egress, engine, launch
+from harbor_gym.sandboxes.docker import accounts, downloads, egress, engine, launch
 from harbor_gym.sandboxes.docker import setup as image_setup
 from harbor_gym.sandboxes.docker.engine import MAIN, docker
 from harbor_gym.sandboxes.docker.exec import run_inside
@@ -122,6 +122,7 @@ class DockerEnvironment(HarborDockerEnvironment):
         self._container: str | None = None
         self._look: ImageInfo | None = None
         self._has_healthcheck = True
+        self._was_blocked = False
         self._set_up_image: str | None = None
         self._overlay_dir: tempfile.TemporaryDirectory[str] | None = None
         self._logs_dir: tempfile.TemporaryDirectory[str] | None = None
@@ -141,6 +142,12 @@ class DockerEnvironment(HarborDockerEnvironment):
     async def is_up(self) -> bool:
         """Return whether Docker runs the main container, without running a command in it."""
         return bool(await engine.containers_of(self._project, service=MAIN, is_running=True))
+
+    async def unblock(self) -> str | None:
+        """Replace a device or FIFO in place of the main container's accounts, which would hold up the daemon."""
+        if self._container is not None and await accounts.unblock(self._container):
+            self._was_blocked = True
+        return "a device or a FIFO was in place of /etc/passwd" if self._was_blocked else None
 
     # --- start ---------------------------------------------------------------------------------------------------
 

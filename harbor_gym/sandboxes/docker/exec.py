@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from harbor.environments.base import ExecResult
@@ -23,6 +24,9 @@ _ARGUMENT_BYTES = (128 << 10) - 1
 
 _CHUNK_BYTES = 1 << 16
 _END_TIMEOUT_SEC = 10.0
+_START_SEC = 5.0
+"""From its client's start until a command must have begun to be waited for when it is killed: a FIFO in place of the
+container's accounts holds up the daemon, and such a command never begins."""
 _KILL_SESSION = """\
 for round in 1 2 3 4 5; do
   found=
@@ -104,6 +108,7 @@ class _Running:
         self._stdout = process.stdout
         self._output = Output()
         self._pid: str | None = None
+        self._started = time.monotonic()
 
     async def finish(self, text: bytes | None, emit: Callable[[str, StreamName], Awaitable[None]] | None) -> ExecResult:
         take = None if emit is None else text_chunks(emit)
@@ -147,8 +152,9 @@ class _Running:
     async def kill(self) -> None:
         """Kill the command in the container, then the client, which would leave it running if killed first."""
         with contextlib.suppress(TimeoutError, SandboxLostError):
-            async with asyncio.timeout(_END_TIMEOUT_SEC):
+            async with asyncio.timeout(max(1.0, self._started + _START_SEC - time.monotonic())):
                 await self._find_pid()
+            async with asyncio.timeout(_END_TIMEOUT_SEC):
                 if self._pid is not None:
                     await docker("exec", "--user", "0", self._container, "sh", "-c", _KILL_SESSION, self._pid)
                 # Reads to the end and closes the pipes, which waiting alone does not.

@@ -5,6 +5,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.shell_text import with_arguments
+from harbor_gym.sandboxes.extensions import SupportsUnblocking
 from harbor_gym.terminal.screen.capture import Capture, CaptureError, parse_capture
 from harbor_gym.terminal.scripts import read_script, reader
 from harbor_gym.terminal.transports.attach import start_piped
@@ -127,6 +128,8 @@ class PersistentTransport:
         except ChannelBrokenError as error:
             logger.info("the channel into sandbox %s broke: %s", self._environment.session_id, error)
             self._breaks += 1
+            if isinstance(self._environment, SupportsUnblocking):
+                await self._environment.unblock()
             await self.close_channel()
         self.name = "portable"
         return await self.portable.run_step(step, again=True)

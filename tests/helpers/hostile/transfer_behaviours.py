@@ -336,6 +336,21 @@ async def links_that_lead_out_stay_out(sandbox: LocalEnvironment, scratch: Path)
     assert _contents(scratch / "back") == {**links, **folders, "file": b"x\n", "hard": b"x\n"}
 
 
+async def a_link_to_all_around_it_is_refused(sandbox: LocalEnvironment, scratch: Path) -> None:
+    await output(
+        sandbox,
+        "mkdir -p /around/deep/found; echo it > /around/deep/found/file; cd /around/deep\n"
+        "ln -s / root; ln -s .. above; ln -s root again; ln -s found beside",
+    )
+    for name in ("root", "root/", "above", "again", "root/around", "beside/../../deep/above/../around"):
+        with pytest.raises(SandboxError, match="a link leads to a directory that contains the link"):
+            await sandbox.download_dir(f"/around/deep/{name}", scratch / "out")
+    assert not any((scratch / "out").rglob("*"))
+    for name in ("beside", "root/around/deep/found", "above/deep/found"):
+        await sandbox.download_dir(f"/around/deep/{name}", scratch / name)
+        assert (scratch / name / "file").read_text() == "it\n"
+
+
 async def what_stands_in_the_way_gives_way(sandbox: LocalEnvironment, scratch: Path) -> None:
     source = scratch / "source"
     (source / "dir").mkdir(parents=True)

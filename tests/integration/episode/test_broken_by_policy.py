@@ -10,24 +10,27 @@ from typing import Any, Literal
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalConfig, TerminalEnvConfig
-from harbor_gym.episode.grading import breakage
+from harbor_gym.episode.grading import breakage, cleanup
 from harbor_gym.errors import VerifierError
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
 
 
-async def play(task_dir: Path, *keystrokes: str, sandbox: str = "local", **settings: Any) -> tuple[float, EpisodeInfo]:
+async def play(
+    task_dir: Path, *keystrokes: str, sandbox: str = "local", terminal: TerminalConfig | None = None, **settings: Any
+) -> tuple[float, EpisodeInfo]:
     """Type the keystrokes, declare the task complete unless the episode is over before, and return how it ended."""
     config = TerminalEnvConfig(
         task_dir=task_dir,
         sandbox=sandbox,
         confirm_task_complete=False,
-        terminal=TerminalConfig(max_wait_sec=30.0),
+        terminal=terminal or TerminalConfig(max_wait_sec=30.0),
         **settings,
     )
     async with AsyncTerminalGymEnv(config) as env:
@@ -195,6 +198,56 @@ async def test_who_breaks_the_terminal_is_graded(tmp_path: Path, blow: str, monk
     reward, info = await play(task_dir, DONE, BLOWS[blow], sandbox_options={"max_processes": 200})
     assert (reward, info.get("rewards")) == (1.0, {"reward": 1.0})
     assert info.get("end_reason") in (EndReason.SESSION_ENDED, EndReason.COMPLETED)
+
+
+FIFO = "rm -f /etc/passwd; mkfifo /etc/passwd\n"
+SLEEPING_SHELL = (
+    "printf '#!/usr/bin/perl\\nsleep 100000;\\n' > /tmp/t; chmod +x /tmp/t\n"
+    "cp /tmp/t /tmp/u; mv -f /tmp/t /usr/bin/sh; mv -f /tmp/u /usr/bin/bash; exec /usr/bin/bash\n"
+)
+
+
+@pytest.fixture
+def without_long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no probe and no script of the clean-up end by its long limit."""
+    monkeypatch.setattr(breakage, "_PROBE_TIMEOUT_SEC", 100_000.0)
+    monkeypatch.setattr(cleanup, "_TIMEOUT_SEC", 100_000)
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_long_limits")
+async def test_a_step_without_an_answer_ends_by_one_short_probe(tmp_path: Path) -> None:
+    """Each command that begins waits for the FIFO, until it is removed before grading."""
+    terminal = TerminalConfig(max_wait_sec=1.0)
+    async with asyncio.timeout(PATIENCE_SEC):
+        reward, info = await play(write_task(tmp_path / "task"), DONE, FIFO, terminal=terminal)
+    assert (reward, info.get("waits")) == (1.0, ("ended",))
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_long_limits")
+@pytest.mark.parametrize("keys", [FIFO, "rm /etc/passwd; mkfifo /run/pipe; ln -s /run/pipe /etc/passwd\n"])
+async def test_on_docker_no_fifo_holds_up_the_daemon(tmp_path: Path, keys: str) -> None:
+    """The daemon would wait for it at the next command, and would not remove the container either."""
+    task_dir = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
+    async with asyncio.timeout(PATIENCE_SEC):
+        terminal = TerminalConfig(max_wait_sec=1.0)
+        reward, info = await play(task_dir, DONE, keys, sandbox="docker", terminal=terminal)
+    assert (reward, info.get("breakage")) == (1.0, None)
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_long_limits")
+async def test_on_docker_a_sandbox_without_an_answer_is_probed_once_more(tmp_path: Path) -> None:
+    task_dir = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
+    terminal = TerminalConfig(max_wait_sec=1.0)
+    async with asyncio.timeout(PATIENCE_SEC):
+        reward, info = await play(task_dir, DONE, SLEEPING_SHELL, sandbox="docker", terminal=terminal)
+    assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+    assert info.get("breakage")
 
 
 @pytest.mark.local

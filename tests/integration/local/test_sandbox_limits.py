@@ -1,7 +1,9 @@
 """A local sandbox's limits of memory, processes, processor time and files. And nothing is left."""
 
 import asyncio
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,8 +18,10 @@ from harbor_gym.errors import SandboxLostError, SandboxMemoryError, UsageError
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
+from harbor_gym.sandboxes.supervisor.program.core_files import PATTERN
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
+from tests.helpers.sandboxes.program import run_in_program
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 _KILLS = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null | grep '^oom_kill '"
@@ -215,3 +219,32 @@ def test_a_place_is_found_in_either_version_of_control_groups(
     place = cgroups.first_usable("cpu", [mount for mount in mounts if mount.version == version], own, is_usable)
     assert place == cgroups.Place(version, tree / expected)  # pyright: ignore[reportArgumentType]  # 1 or 2
     assert tried[-1] == tree / expected
+
+
+_LIMITS = """
+import json, resource, sys
+import core_files
+core_files.PATTERN = sys.argv[1]  # the machine's own is one for all
+import child
+print(json.dumps({"core": resource.RLIMIT_CORE, "limits": child.limits()}))
+"""
+
+
+@pytest.mark.parametrize(("pattern", "is_handled"), [("|/bin/handler %p", True), ("@socket", True), ("core", False)])
+def test_no_crash_inside_starts_a_program_of_the_machine(tmp_path: Path, pattern: str, *, is_handled: bool) -> None:
+    """The kernel starts none for a hard limit of 1, and does so for 0."""
+    (tmp_path / "pattern").write_text(f"{pattern}\n", encoding="utf-8")
+    done = run_in_program(_LIMITS, str(tmp_path / "pattern"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert ([found["core"], 1, 1] in found["limits"]) == is_handled
+
+
+async def test_all_limits_of_the_sandbox_are_its_processes(tmp_path: Path) -> None:
+    done = run_in_program(_LIMITS, PATTERN)
+    kinds = {resource.RLIMIT_NOFILE: "Max open files", resource.RLIMIT_CORE: "Max core file size"}
+    async with running(make_sandbox(tmp_path)) as sandbox:
+        shown = await output(sandbox, "cat /proc/1/limits /proc/self/limits")
+    for kind, *expected in json.loads(done.stdout)["limits"]:
+        lines = [line.split()[-3:-1] for line in shown.splitlines() if line.startswith(kinds[kind])]
+        assert lines == [list(map(str, expected))] * 2

@@ -20,6 +20,7 @@ from harbor_gym.cli.main import app
 from harbor_gym.embedded import interpreter
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.images.debian_base import make_base
+from harbor_gym.sandboxes.supervisor.program import core_files
 from tests.helpers.engines import require_engine
 from tests.helpers.recipe_runs import run_here
 from tests.unit.house.test_cli import run
@@ -109,6 +110,19 @@ def test_the_machines_open_files_are_compared_with_what_sandboxes_may_hold(most:
     assert (finding.ok, finding.is_needed) == (ok, False)
     assert ok or finding.note.startswith(f"fs.file-max is {most}, and 1 sandboxes at once may hold {1 << 22}")
     assert ok or finding.fix.startswith(f"sysctl -w fs.file-max={1 << 23}")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ok"), [("core.%p", True), ("|/usr/bin/handler %p", False), ("@/run/socket", False)]
+)
+def test_a_program_that_takes_crashed_processes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, *, ok: bool
+) -> None:
+    (tmp_path / "pattern").write_text(f"{pattern}\n", encoding="utf-8")
+    monkeypatch.setattr(core_files, "PATTERN", str(tmp_path / "pattern"))
+    finding = doctor._core_files()  # pyright: ignore[reportPrivateUsage]  # as above
+    assert (finding.ok, finding.is_needed) == (ok, False)
+    assert ok or pattern in finding.note
 
 
 def test_no_secret_is_shown_and_another_sandbox_is_asked_by_its_own_check() -> None:

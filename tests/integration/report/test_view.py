@@ -202,6 +202,21 @@ async def test_an_episode_shows_the_command_that_plays_on(page: Page, tmp_path: 
 
 
 @pytest.mark.browser
+async def test_what_was_stopped_before_grading_is_named_a_reward_of_0_as_a_warning(page: Page, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", [1.0])
+    for number, reward in ((2, 0.0), (3, 1.0)):
+        write_episode(run_dir, 1, number, reward=reward, stopped_processes=["nginx", HOSTILE])
+    line = "[...document.querySelectorAll('.detail > p')].find((one) => one.textContent.startsWith('stopped before'))"
+    with Viewer([run_dir], port=0) as viewer:
+        await opened(page, viewer.url, 3)
+        assert await page.run(f"{line} === undefined")
+        for kind in ("error", "quiet"):
+            await page.press("j")
+            await page.wait_for(f"{line}?.className === '{kind}'")
+            assert await page.run(f"{line}.textContent") == f"stopped before grading: nginx, {HOSTILE}"
+
+
+@pytest.mark.browser
 async def test_new_episodes_appear_and_what_was_chosen_stays(page: Page, run_dir: Path) -> None:
     with Viewer([run_dir], port=0) as viewer:
         await opened(page, viewer.url, 4)

@@ -76,6 +76,24 @@ async def test_a_late_terminal_that_the_policy_broke_is_an_ended_session() -> No
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_a_late_terminal_that_answers_during_the_search_is_taken_at_its_word() -> None:
+    answer = asyncio.Event()
+
+    async def answering() -> TerminalTurn:
+        await answer.wait()
+        return TURN
+
+    async def find(_: Exception | None) -> str | None:
+        answer.set()
+        await asyncio.Event().wait()
+        return "no command runs in it any more"
+
+    terminal = cast("Terminal", OneTurn(answering))
+    async with asyncio.timeout(60):
+        assert await take_turn(terminal, COMMANDS, late_sec=0.0, find_breakage=find) == TURN
+    assert len(asyncio.all_tasks()) == 1
+
+
 @pytest.mark.parametrize(
     "error",
     [

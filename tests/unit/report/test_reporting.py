@@ -26,7 +26,7 @@ from harbor_gym.report.metrics import load_runs, read_records
 from harbor_gym.report.table import group_by_rate
 from harbor_gym.terminal.recording import CastRecorder
 from harbor_gym.transcripts import write_transcript
-from harbor_gym.types import Transcript
+from harbor_gym.types import EpisodeInfo, Transcript, Turn
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.recordings import replay
 
@@ -96,6 +96,17 @@ def test_the_page_says_of_which_tasks_episodes_were_dropped(tmp_path: Path) -> N
         document = json.loads(path.read_text())
         assert (document["reward"], document["end_reason"]) == ((None, "dropped") if is_dropped else (0.0, None))
     assert "3 of 4: b 2 of 2, a 1 of 2" in report.write_page(tmp_path).path.read_text()
+
+
+def test_the_page_has_the_names_of_what_was_stopped_before_any_grading(tmp_path: Path) -> None:
+    path = tmp_path / "transcripts" / "train" / "batch_0001" / "group_1" / "episode_001.json"
+    stopped = (("nginx", "perl"), (), ("perl", "redis"))
+    infos = [EpisodeInfo(turn=number, metrics={}, stopped_processes=names) for number, names in enumerate(stopped)]
+    turns = [Turn("$", "ls", info, 0.0) for info in infos]
+    write_transcript(path, Transcript(turns), labels={"task": "service"})
+    page = _Page(report.write_page(tmp_path).path.read_text())
+    (episode,) = json.loads(page.bodies["script"][0])["runs"][0]["episodes"].values()
+    assert episode["stopped_processes"] == ["nginx", "perl", "redis"]
 
 
 def test_a_batch_that_no_episode_survived_is_a_line_too() -> None:

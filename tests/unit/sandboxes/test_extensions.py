@@ -22,7 +22,9 @@ SUPPORTED: dict[type[BaseEnvironment], set[str]] = {
         *("SupportsSetUpView", "SupportsWrittenPaths", "ReportsServices", "DeclaresKnownFailures"),
         *("SupportsProcessCopies", "SupportsSharedView"),
     },
-    DockerEnvironment: {"SupportsExecArgv", "SupportsIsUp", "SupportsSharedSetup", "DeclaresKnownFailures"},
+    DockerEnvironment: {
+        *("SupportsExecArgv", "SupportsIsUp", "SupportsSharedSetup", "SupportsUnblocking", "DeclaresKnownFailures"),
+    },
     HarborsDocker: set(),
     FakeEnvironment: {"SupportsTerminal", "DeclaresKnownFailures"},
 }

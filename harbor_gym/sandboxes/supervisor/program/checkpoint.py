@@ -57,7 +57,7 @@ _BEFORE, _BEHIND = b"query-ext-files", b"post-dump"
 """What it reports when all stand still and it has touched none, and when it has left them and they still stand."""
 _MESSAGE_BYTES = 1 << 16
 _MOST_PID = 1 << 22
-_TREE_SEC, _PAUSE_SEC = 1.0, 0.01
+_TREE_SEC, _VFORK_SEC, _PAUSE_SEC = 1.0, 0.5, 0.01
 _FIRST = 1
 _NOTES, _OUR_NOTES, _NOTES_HANDLE = b"/run/criu.kdat", b"/dev/fd/999", 999
 """Where CRIU has its notes on the kernel, which in the sandbox would be the policy's; where it finds ours."""
@@ -72,6 +72,8 @@ _ACL_ENTRY, _ACL_OF_ID = struct.Struct("<HHI"), (2, 8)
 """An entry behind the first four bytes: tag, rights, id; the tags whose id counts."""
 _SETNS, _SETGROUPS, _SETRESUID, _SETRESGID, _PRCTL = 308, 116, 117, 119, 157
 """Of x86_64."""
+_MAKES_PROCESSES = ("56", "58", "435")
+"""Likewise clone, vfork and clone3, as /proc/PID/syscall shows them."""
 _PR_SET_DUMPABLE = 4
 _PIE, _X86_64, _LOAD, _EXECUTE, _PAGE_BYTES = 3, 62, 1, 1, 4096
 _NOTHING = 4096
@@ -204,6 +206,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
                 f"there are System V objects or message queues, which CRIU would leave out: {', '.join(objects[:3])}"
             )
         pids = _await_only_tree(root)
+        _require_no_vfork(pids)
         owner = _owner_of(pids)
         shm = os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -572,6 +575,35 @@ def _await_only_tree(root: int) -> list[int]:
         if time.monotonic() > deadline:
             raise CheckpointError(f"process {others[0]} ({name_of(others[0])}) is not below the terminal's first one")
         time.sleep(_PAUSE_SEC)
+
+
+def _require_no_vfork(pids: Sequence[int]) -> None:
+    """Refuse threads that wait in the kernel for a child of theirs, as by vfork(2): nothing stops them until it ends.
+
+    Most children execute a program in a moment, which ends the wait.
+
+    Raises:
+        CheckpointError: One waits on.
+    """
+    deadline = time.monotonic() + _VFORK_SEC
+    while waiting := next(filter(_waits_for_child, pids), 0):
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"process {waiting} ({name_of(waiting)}) waits in the kernel for its child, as by vfork"
+            )
+        time.sleep(_PAUSE_SEC)
+
+
+def _waits_for_child(pid: int) -> bool:
+    """Return whether a thread of a process can't be stopped in one of the calls that make processes."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            if read_stat(int(thread)).state != "D":
+                continue
+            with open(f"/proc/{pid}/task/{thread}/syscall", encoding="utf-8") as text:  # noqa: PTH123
+                if text.read().split()[0] in _MAKES_PROCESSES:
+                    return True
+    return False
 
 
 def _require_no_others(root: int) -> None:

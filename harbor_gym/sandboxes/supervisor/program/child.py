@@ -13,6 +13,7 @@ import struct
 from typing import NamedTuple, NoReturn
 
 import accounts
+import core_files
 import files
 from kernel import cgroups, system_calls
 from kernel.calls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, drop_privileges
@@ -22,6 +23,8 @@ from messages import MAX_OPEN_FILES, OPEN_FILES, CommandSpec
 
 _MAX_ARGUMENT_BYTES = 128 << 10
 """Linux's MAX_ARG_STRLEN: the longest single argument execve takes, with its NUL."""
+_CORE_HANDLER = core_files.handler()
+"""Asked outside of all sandboxes, before a policy is there."""
 REFUSED = 126
 """The exit status of a command that could not be started."""
 
@@ -73,9 +76,18 @@ def open_files() -> tuple[int, int]:
     return min(OPEN_FILES, hard), hard
 
 
-def bound_open_files(steps: Steps) -> None:
-    """Set the limits of :func:`open_files`."""
-    _limit(steps, resource.RLIMIT_NOFILE, *open_files())
+def limits() -> list[tuple[int, int, int]]:
+    """Return the limits of every process of a sandbox: kind, soft and hard."""
+    found = [(resource.RLIMIT_NOFILE, *open_files())]
+    if _CORE_HANDLER:
+        found.append((resource.RLIMIT_CORE, core_files.LIMIT, core_files.LIMIT))
+    return found
+
+
+def set_limits(steps: Steps) -> None:
+    """Set :func:`limits`."""
+    for kind, soft, hard in limits():
+        _limit(steps, kind, soft, hard)
 
 
 def _limit(steps: Steps, kind: int, soft: int, hard: int) -> None:
@@ -126,7 +138,7 @@ def steps_of(
         steps.call("prctl", PR_SET_CHILD_SUBREAPER, 1)
     if spec.joins_outputs:
         steps.call("dup3", 1, 2, 0)
-    bound_open_files(steps)
+    set_limits(steps)
     if limit := spec.data_limit_bytes:
         _limit(steps, resource.RLIMIT_DATA, limit, limit)
     if limit := spec.user_processes:

@@ -14,7 +14,7 @@ import signal
 from typing import Any, NoReturn
 
 import files
-from child import become_plain, open_files
+from child import become_plain, limits
 from kernel import packet_filter, programs
 from kernel.calls import (
     MS_NODEV,
@@ -217,5 +217,6 @@ def _become_runtime(config: ContainerConfig) -> NoReturn:
     with open("runtime.conf", "w", encoding="utf-8") as text:  # noqa: PTH123  # as above
         text.write(config.runtime_config)
     become_plain()
-    resource.setrlimit(resource.RLIMIT_NOFILE, open_files())
+    for kind, soft, hard in limits():
+        resource.setrlimit(kind, (soft, hard))
     os.execve(config.runtime[0], config.runtime, {**os.environ, **config.runtime_environment})

@@ -17,7 +17,7 @@ import struct
 from typing import NamedTuple
 
 import files
-from child import bound_open_files
+from child import set_limits
 from kernel import cgroups, packet_filter
 from kernel.calls import (
     CAP_SYS_PTRACE,
@@ -312,7 +312,7 @@ class NamespaceBuild:
         steps.add(bound_capabilities, CAP_SYS_PTRACE)
         for target, handle in enumerate((self._stdin, self._stdout, self._report)):
             steps.call("dup3", handle, target, 0)
-        bound_open_files(steps)
+        set_limits(steps)
         steps.call("execveat", self._first, "", steps.pointers([steps.text("init")]), steps.pointers([]), AT_EMPTY_PATH)
 
 

@@ -180,10 +180,13 @@ def _download_file(root: int, path: bytes, stream: Stream, allowance: Allowance)
 
 
 def _download_dir(root: int, path: bytes, stream: Stream, allowance: Allowance, choice: Choice) -> None:
-    with found_place(root, path) as (place, name):
+    around: set[tuple[int, int]] = set()
+    with found_place(root, path, around=around) as (place, name):
         if name:
             os.stat(name, dir_fd=place, follow_symlinks=False)
             raise TransferError("it is no directory")
+        if _identity(place) in around:
+            raise TransferError("a link leads to a directory that contains the link: all of that is not copied")
         handle = os.open(".", _LISTED, dir_fd=place)
         try:
             Sender(stream, allowance, choice).send_tree(handle)
@@ -192,13 +195,16 @@ def _download_dir(root: int, path: bytes, stream: Stream, allowance: Allowance, 
 
 
 @contextlib.contextmanager
-def found_place(root: int, path: bytes, *, make: bool = False) -> Generator[tuple[int, bytes]]:
+def found_place(
+    root: int, path: bytes, *, make: bool = False, around: set[tuple[int, int]] | None = None
+) -> Generator[tuple[int, bytes]]:
     """Follow a path from the sandbox's root.
 
     Args:
         root: A descriptor of the root directory.
         path: Of bytes, absolute or taken as such.
         make: Make directories on the way where they are missing, root's; not where a link leads.
+        around: Takes the device and inode of each directory that contains a link on the way.
 
     Yields:
         A directory's descriptor and a name in it: empty where the path leads to that directory itself. Something that
@@ -210,13 +216,18 @@ def found_place(root: int, path: bytes, *, make: bool = False) -> Generator[tupl
     """
     way = [os.open(".", _PLACE | os.O_DIRECTORY, dir_fd=root)]
     try:
-        yield _follow(way, path, make=make)
+        yield _follow(way, path, make=make, around=set() if around is None else around)
     finally:
         for handle in way:
             os.close(handle)
 
 
-def _follow(way: list[int], path: bytes, *, make: bool) -> tuple[int, bytes]:
+def _identity(handle: int) -> tuple[int, int]:
+    status = os.fstat(handle)
+    return status.st_dev, status.st_ino
+
+
+def _follow(way: list[int], path: bytes, *, make: bool, around: set[tuple[int, int]]) -> tuple[int, bytes]:
     """Follow a path; ``way`` holds the descriptors from the root on, to be closed by the caller."""
     parts = [(part, make) for part in reversed(path.split(b"/"))]
     """The parts still to follow, each with whether it may be made."""
@@ -251,6 +262,7 @@ def _follow(way: list[int], path: bytes, *, make: bool) -> tuple[int, bytes]:
             if is_last:
                 return way[-1], name
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
+        around.update(map(_identity, way))
         links += 1
         if links > _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)

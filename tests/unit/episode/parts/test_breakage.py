@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any, cast, override
 
 import pytest
 from harbor.environments.base import BaseEnvironment, ExecResult
 
-from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of, sound_answer
+from harbor_gym.episode.grading import breakage as module
+from harbor_gym.episode.grading.breakage import Grader, find_breakage, interpreter_of, sound_answer
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.host_shell import HostShell
 
@@ -202,3 +204,20 @@ async def test_a_terminal_without_an_answer_in_time_beside_a_crowd_was_broken() 
     assert await breakage(Crowded(20), has_timed_out=True) is None, "the machine may be busy"
     found = await breakage(Crowded(1000), has_timed_out=True)
     assert found == "its terminal did not answer in time beside 1000 processes"
+
+
+async def test_all_commands_of_a_probe_have_one_time_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+
+    class Slow(Shell):
+        @override
+        async def exec(self, command: str, **settings: Any) -> ExecResult:
+            nonlocal now
+            now += 3.5
+            return await super().exec(command, **settings)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    for limit_sec, expected in ((5.0, [5, 2]), (3.0, [3, 1])):
+        shell = Slow()
+        assert await breakage(shell, grader=Grader(None, PurePosixPath("/tmp")), limit_sec=limit_sec) is None
+        assert [settings["timeout_sec"] for settings in shell.asked] == expected
