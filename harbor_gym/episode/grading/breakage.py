@@ -21,7 +21,7 @@ from harbor_gym.episode.grading.cleanup import take_baseline
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.extensions import SupportsIsUp, SupportsUnblocking
 
-LATE_PROBE_SEC = 5.0
+LATE_PROBE_SEC = 10.0
 """As ``limit_sec``, after a command without an answer: two silences, not one, tell that the sandbox is broken."""
 
 _PROBE_TIMEOUT_SEC = 30.0
