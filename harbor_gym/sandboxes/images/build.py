@@ -289,14 +289,17 @@ async def _run_build(
             plan, argv = await asyncio.to_thread(
                 _prepare, environment_dir, text, base_images, attempt, answers, is_fresh=is_fresh
             )
+            if (wanted := answers.wanted) is not None and isinstance(wanted.of, str):
+                answers.directories[wanted.key] = await layers.directory_of(wanted.of, wanted.path)
+                continue
             steps: list[Instruction] = []
             on_line = _noting(plan, steps, on_step)
             code, output = await run_buildah(*argv, environment=run_environment(), on_line=on_line)
             image_id = (attempt / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:") if code == 0 else ""
             if code == 0:
-                if answers.wanted is None:
+                if wanted is None:
                     return image_id, plan.volumes
-                answers.directories[answers.wanted.key] = await layers.directory_of(image_id, answers.wanted.path)
+                answers.directories[wanted.key] = await layers.directory_of(image_id, wanted.path)
                 is_fresh = False  # the part that is built is new
                 continue
             missing = unknown_name(output)

@@ -63,7 +63,13 @@ DIFFERENCES = {
     "/c/nodes-from/fifo": "Docker copies no FIFO from a stage",
     "/c/nodes-from/null": "Docker makes an empty file of a device of a stage",
     **dict.fromkeys(
-        ("/tmp/.wh.gone", "/tmp/v/.wh..wh..opq", "/tmp/w/.wh.d", "/tmp/w/.wh.y"),
+        (
+            *("/tmp/.wh.gone", "/tmp/v/.wh..wh..opq", "/tmp/w/.wh.d", "/tmp/w/.wh.y", "/.wh.etc", "/.wh..wh..opq"),
+            *("/.wh.none", "/usr/.wh.bin", "/usr/share/.wh..wh..opq", "/.wh.opt", "/.wh..wh.plnk", "/tmp/.wh."),
+            *("/tmp/.wh.l", "/tmp/.wh.f", "/tmp/.wh.u", "/tmp/.wh.u/v", "/tmp/a/.wh.bin", "/tmp/a/.wh..wh..opq"),
+            *("/tmp/a/sub/.wh.x", "/tmp/a/sub/.wh.x/y", "/tmp/b/.wh.bin", "/tmp/b/.wh..wh..opq"),
+            *("/tmp/b/sub/.wh.x", "/tmp/b/sub/.wh.x/y"),
+        ),
         "Docker's own store keeps such a name, and a registry does not",
     ),
     "/c/target": "COPY writes the file that a link leads to in Docker, and replaces the link here",

@@ -190,6 +190,20 @@ def test_directories_that_a_mode_is_for_are_looked_for_first(context: Context) -
     assert (context.made / "1" / "q").stat().st_mode & 0o777 == 0o700
 
 
+def test_whether_a_source_of_another_image_is_a_directory_is_asked_of_that_image(context: Context) -> None:
+    text = "FROM a AS s\nRUN x\nFROM a\nRUN y\nCOPY --from={} --chmod=700 d /p/q\n"
+    for name, of, built in (("s", 0, "FROM local/a AS s0\nRUN x\n"), ("local/b", "local/b", "")):
+        with pytest.raises(LookNeeded) as caught:
+            plan(text.format(name), context, {"a": StageStart(env=ENV)})
+        assert (caught.value.of, caught.value.path, caught.value.plan.text) == (of, "/d", built)
+
+
+@pytest.mark.parametrize("line", ["COPY one /b/.wh.c", "ADD one /.wh./", "WORKDIR /b/.wh..wh..opq/c"])
+def test_a_target_that_a_layer_would_take_for_a_deletion_is_refused(line: str, context: Context) -> None:
+    with pytest.raises(TaskUnsupportedError, match=r"line 2: /.*\.wh\. is a deletion"):
+        plan(f"FROM a\n{line}\n", context)
+
+
 def test_names_that_the_image_does_not_know_are_roots(context: Context) -> None:
     said = 'looking up UID/GID for "nobody2:crew": determining run uid: user: unknown user'
     assert unknown_name(said) == "u:nobody2"
