@@ -48,7 +48,7 @@ class Base:
     """Its USER, WORKDIR, SHELL, ONBUILD and ENV."""
 
     has_volumes: bool = False
-    """Whether it has a VOLUME, or its ONBUILD makes one."""
+    """Whether it has a VOLUME."""
 
 
 async def resolve_base(reference: str) -> Base:
@@ -131,8 +131,7 @@ async def _inspected(reference: str) -> Base | None:
         return None
     image_id, volumes, user, workdir, lists = shown.split("|", 4)
     shell, triggers, env = map(tuple, json.loads(lists))
-    has_volumes = volumes != "0" or any(line.upper().startswith("VOLUME") for line in triggers)
-    return Base(reference, image_id, StageStart(user, workdir or "/", shell, triggers, env), has_volumes)
+    return Base(reference, image_id, StageStart(user, workdir or "/", shell, triggers, env), volumes != "0")
 
 
 async def docker_base(reference: str) -> Base | None:

@@ -52,7 +52,7 @@ from harbor_gym.sandboxes.images.builder import (
 from harbor_gym.sandboxes.images.context import Context
 from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, planned, unknown_name
 from harbor_gym.sandboxes.images.recipe import read
-from harbor_gym.sandboxes.images.store import store_place
+from harbor_gym.sandboxes.images.store import store_place, without_triggers
 from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
@@ -281,6 +281,10 @@ async def _run_build(
     for name, base in base_images.items():
         if base.has_volumes:
             await asyncio.to_thread(require_faithful, path, name)
+    base_images = {
+        name: replace(base, reference=await without_triggers(base.reference)) if base.start.triggers else base
+        for name, base in base_images.items()
+    }
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
         folder = Path(name)
         answers = _Answers()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
-from harbor_gym.errors import TaskError, TaskUnsupportedError
+from harbor_gym.errors import TaskUnsupportedError
 from harbor_gym.sandboxes.dockerfile import Instruction, instructions
 from harbor_gym.sandboxes.images.context import DELETION, Context, is_deletion, is_octal
 from harbor_gym.sandboxes.images.ignored import read_patterns
@@ -150,7 +150,7 @@ def planned(
     Args:
         recipe: The task's Dockerfile.
         bases: The start of each base image, by its name in the Dockerfile.
-        references: buildah's name of each base image.
+        references: buildah's name of each base image, without its ONBUILD.
         context: The build context.
         unknown: Users (``u:NAME``) and groups (``g:NAME``) of ``--chown`` that the image does not know:
             Docker then takes root, and the group of the user.
@@ -216,8 +216,7 @@ class _Writer:
             inherited = {name: value for name, value in self.state.env.items() if name not in self.state.config}
             for name, value in inherited.items():
                 self.emit(stage.start, _argument(name, value))
-            triggers: tuple[Instruction, ...] = ()
-            run = [*below.triggers, *stage.instructions]
+            triggers = below.triggers
         else:
             start = bases.get(stage.base, ROOT_AT_THE_TOP)
             config = dict(entry.split("=", 1) for entry in start.env if "=" in entry)
@@ -225,36 +224,15 @@ class _Writer:
             if "PATH" not in config:
                 self.state.config["PATH"] = self.state.env["PATH"] = _DOCKERS_PATH
                 self.emit(stage.start, f"ENV PATH={_quoted(_DOCKERS_PATH)}")
-            triggers = tuple(instructions("\n".join(start.triggers)))
-            run = [*triggers, *stage.instructions]
+            found = [instruction for trigger in start.triggers for instruction in instructions(trigger)]
+            triggers = tuple(replace(instruction, line=stage.start.line) for instruction in found)
         self.state.triggers = ()
+        run = [*triggers, *stage.instructions]
         for place, instruction in enumerate(run):
-            if place < len(triggers):
-                self.follow(instruction, run[place + 1 :], stage.base)
-            else:
-                self.step(instruction, run[place + 1 :])
+            self.step(instruction, run[place + 1 :])
 
     def emit(self, origin: Instruction, text: str) -> None:
         self.lines.append(Line(text, origin))
-
-    def follow(self, instruction: Instruction, following: Sequence[Instruction], base: str) -> None:
-        """Take note of an instruction of the base image's ONBUILD, which buildah runs as it is.
-
-        Raises:
-            TaskError: buildah executes it differently from Docker.
-        """
-        is_other = (
-            instruction.name == "WORKDIR" and self._must_make(following, self.expand(instruction.rest, instruction))
-        ) or (instruction.name in ("CMD", "ENTRYPOINT") and self.state.shell and instruction.json is None)
-        if is_other:
-            raise TaskError(
-                f"{base} has ONBUILD {instruction.text.strip()}, which local sandboxes build otherwise than Docker: "
-                "write it in the Dockerfile that is built on it, or use --env docker"
-            )
-        if instruction.name in ("USER", "SHELL", "WORKDIR", "ENV", "ARG"):
-            before = len(self.lines)
-            self.step(instruction, ())
-            del self.lines[before:]
 
     def step(self, instruction: Instruction, following: Sequence[Instruction]) -> None:
         rest = instruction.rest

@@ -342,6 +342,36 @@ async def test_the_shell_of_a_base_image_counts_as_in_docker(
     await compare(context, context, name, tmp_path, configs)
 
 
+ON_BUILD = """\
+SHELL ["/bin/bash", "-c"]
+ONBUILD RUN echo $0 >/zero
+ONBUILD ARG V=x
+ONBUILD ENV W=$V
+ONBUILD WORKDIR /wd/${V:+$W}
+ONBUILD COPY --chmod=%s one two /o/
+ONBUILD VOLUME /data/$V
+ONBUILD RUN mkdir -p /data/x && touch /data/x/y
+ONBUILD USER nobody
+ONBUILD WORKDIR /wd/u
+ONBUILD WORKDIR v
+ONBUILD RUN id >/tmp/who; pwd >>/tmp/who
+ONBUILD CMD echo a
+ONBUILD LABEL a=b
+"""
+
+
+async def test_onbuild_of_a_base_image_is_executed_as_in_docker(
+    tmp_path: Path, docker_images: list[str], configs: list[dict[str, Any]]
+) -> None:
+    base, name = "harbor-gym-test/triggering", "harbor-gym-test/triggered"
+    docker_images += [base, name]
+    mode = "755" if await docker_version() < _OF_TODAY else "700"
+    await docker_build(write_context(tmp_path / "base", f"FROM {BASE}\n{ON_BUILD % mode}", {}), base)
+    text = f"FROM {base} AS a\nFROM a\nRUN echo $V $W >/tmp/said\nCOPY --from={base} /etc/debian_version .\n"
+    context = write_context(tmp_path / "environment", text, {"one": "1", "two": "2"})
+    await compare(context, context, name, tmp_path, configs)
+
+
 FIRST = "id; pwd; env | grep -Ev '^(HOSTNAME|SHLVL|_|OLDPWD|TERM)=' | sort; stat -c '%U:%G %a' ."
 
 

@@ -88,24 +88,15 @@ def test_onbuild_of_a_stage_is_written_out(context: Context) -> None:
     assert lines(text, context) == expected
 
 
-@pytest.mark.parametrize(
-    ("triggers", "named"),
-    [
-        (("USER d", "WORKDIR /b"), "a has ONBUILD WORKDIR /b"),
-        (("WORKDIR /c",), "a has ONBUILD WORKDIR /c"),
-        (('SHELL ["/bin/bash", "-c"]', "CMD x"), "a has ONBUILD CMD x"),
-    ],
-)
-def test_what_a_base_would_do_otherwise_on_build_is_refused(
-    triggers: tuple[str, ...], named: str, context: Context
-) -> None:
-    with pytest.raises(TaskError, match=named):
-        plan("FROM a\nUSER e\n", context, {"a": StageStart(triggers=triggers, env=ENV)})
-
-
-def test_the_variables_of_a_bases_onbuild_count(context: Context) -> None:
-    bases = {"a": StageStart(triggers=("ENV A=b", "RUN x", "WORKDIR /w"), env=ENV)}
-    assert lines("FROM a\nRUN y\nUSER $A\n", context, bases) == ["RUN y", "USER b"]
+def test_onbuild_of_a_base_is_written_out(context: Context) -> None:
+    shell = 'SHELL ["/bin/bash", "-c"]'
+    triggers = ("ENV A=b", "USER d", "WORKDIR /w", shell, "CMD x", "RUN <<EOF\nz\nEOF")
+    expected = ['ENV A="b"', "USER d", made("d", "/w"), "WORKDIR /w", shell, 'CMD ["/bin/bash", "-c", "x"]']
+    assert lines("FROM a\nUSER $A\n", context, {"a": StageStart(triggers=triggers, env=ENV)}) == [
+        *expected, 'RUN ["/bin/bash", "-c", "z\\n"]', "USER b",
+    ]  # fmt: skip
+    with pytest.raises(TaskError, match=r"line 2, .*BAD is no instruction"):
+        plan("# a comment\nFROM a\n", context, {"a": StageStart(triggers=("BAD x",), env=ENV)})
 
 
 def test_an_argument_hides_a_variable_for_a_run_alone(context: Context) -> None:
