@@ -18,8 +18,10 @@ from typing import Any
 
 from harbor_gym._runtime.cache import (
     LAYERS_LOCK,
+    STORE_LOCK,
     Hold,
     cache_dir,
+    cache_limit,
     cache_path,
     count_entries,
     find_broken_layers,
@@ -52,7 +54,7 @@ from harbor_gym.sandboxes.images.builder import (
 from harbor_gym.sandboxes.images.context import Context
 from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, planned, unknown_name
 from harbor_gym.sandboxes.images.recipe import read
-from harbor_gym.sandboxes.images.store import store_place, without_triggers
+from harbor_gym.sandboxes.images.store import keep_limit, store_place, without_triggers
 from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
@@ -178,6 +180,7 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     known = _built.get(content)
     if known is not None and not force_build and known.is_there:
         return known
+    limit = cache_limit()
     text, base_images = await _read_recipe(source)
     identity = {ref: base.identity for ref, base in base_images.items()}
     digest = hashlib.sha256(json.dumps([_FORMAT, content, identity], sort_keys=True).encode()).hexdigest()
@@ -192,7 +195,10 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
                     async with locked(LAYERS_LOCK):
                         for layer in await asyncio.to_thread(remove_broken_layers, home):
                             _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
-                image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
+                async with locked(STORE_LOCK, shared=True):
+                    image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
+                if limit is not None:
+                    await shielded(keep_limit(limit))  # not this image: its lock is held
     _built[content] = image
     return image
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.cache import STORE_LOCK, locked_at_once, prune
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import run_buildah
 from harbor_gym.sandboxes.tools import contained, find_program, run_tool, tail
+
+_logger = logging.getLogger(__name__)
 
 _NOT_KNOWN = "image not known"
 """End of buildah's output if its store has no such image. Source: ErrImageUnknown of containers/storage."""
@@ -110,6 +115,26 @@ async def remove_images(identities: Sequence[str]) -> None:
         return
     for identity in dict.fromkeys(identities):
         await run_buildah(*contained(), "buildah", "rmi", identity, environment={})
+
+
+async def keep_limit(limit_bytes: int) -> None:
+    """Remove the least recently used images that nothing uses while the cache's take more than a limit; bases stay.
+
+    They leave buildah's store, too. It does nothing while a build runs in any process: a build may need each image of
+    the store. That build keeps the limit at its end.
+
+    Args:
+        limit_bytes: Limit of images, layers and bases.
+    """
+    with locked_at_once(STORE_LOCK) as is_free:
+        if not is_free:
+            return
+        gone = await asyncio.to_thread(prune, max_bytes=limit_bytes)
+        await remove_images([entry.built for entry in gone if entry.built])
+    if images := [entry.what for entry in gone if entry.kind == "image"]:
+        _logger.info(
+            "the cache was above its limit of %.1f GiB: removed %s", limit_bytes / (1 << 30), ", ".join(images)
+        )
 
 
 def _without_log(output: str) -> str:
