@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from harbor_gym._runtime.cache import locked
 from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
+from harbor_gym._runtime.disks import reports_full_disk
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import official_images
 from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.images.docker_images import copy_from_docker, find_in_docker
 from harbor_gym.sandboxes.images.plan import ROOT_AT_THE_TOP, StageStart
-from harbor_gym.sandboxes.images.store import show_image
+from harbor_gym.sandboxes.images.store import full_disk, show_image
 from harbor_gym.sandboxes.tools import TIMED_OUT, contained, run_tool
 
 _logger = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ async def find_base(reference: str) -> tuple[Base | None, str]:
         why = output.strip().rpartition("\n")[2] or f"status {code}"
         if (unanswered := _NO_ANSWER.search(why)) is not None:
             return None, unanswered[1]
+        why = await full_disk() if reports_full_disk(output) else why
         raise SandboxStartError(f"base image {reference!r} can't be pulled: {why}")
     if (found := await _inspected(full)) is None:
         raise SandboxStartError(f"base image {reference!r} was pulled, but the store does not have it")

@@ -22,7 +22,6 @@ from harbor_gym._runtime.cache import (
     Hold,
     cache_dir,
     cache_limit,
-    cache_path,
     count_entries,
     find_broken_layers,
     hold,
@@ -32,7 +31,7 @@ from harbor_gym._runtime.cache import (
     remove_broken_layers,
 )
 from harbor_gym._runtime.console.progress import SLOW_SEC, Work, ticking
-from harbor_gym._runtime.disks import fullest, reports_full_disk
+from harbor_gym._runtime.disks import reports_full_disk
 from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
@@ -54,7 +53,7 @@ from harbor_gym.sandboxes.images.builder import (
 from harbor_gym.sandboxes.images.context import Context
 from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, planned, unknown_name
 from harbor_gym.sandboxes.images.recipe import read
-from harbor_gym.sandboxes.images.store import keep_limit, store_place, without_triggers
+from harbor_gym.sandboxes.images.store import full_disk, keep_limit, without_triggers
 from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
@@ -316,7 +315,7 @@ async def _run_build(
             if not missing or missing in answers.unknown:
                 require_ids(output, str(path), text=text)
                 failed = steps[-1] if steps else Instruction("", 0)
-                why = await _full_disk() if reports_full_disk(output) else ""
+                why = await full_disk() if reports_full_disk(output) else ""
                 raise SandboxStartError(build_failure(path, output, step=failed.shown, line=failed.line, why=why))
             answers.unknown.add(missing)
     raise AssertionError("each round ends the build or has one more answer")
@@ -330,16 +329,6 @@ class _Answers:
     directories: dict[str, str] = field(default_factory=dict[str, str])
     wanted: LookNeeded | None = None
     """The question that a build of the first part of the Dockerfile answers."""
-
-
-async def _full_disk() -> str:
-    """Return for people which of the disks of a build is full, and what frees it."""
-    store = await store_place()
-    places = [*([Path(store)] if store else []), Path(tempfile.gettempdir()), cache_path()]
-    return (
-        f"the disk of {fullest(places)} is full: free some space there. `harbor-gym cache prune` removes images that "
-        "no sandbox uses, `buildah prune --all` all of buildah's, base images too"
-    )
 
 
 def _noting(plan: Plan, steps: list[Instruction], on_step: Callable[[str], object] | None) -> Callable[[str], None]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harbor_gym._runtime.cache import STORE_LOCK, locked_at_once, prune
+from harbor_gym._runtime.cache import STORE_LOCK, cache_path, locked_at_once, prune
+from harbor_gym._runtime.disks import fullest
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import run_buildah
@@ -37,6 +38,16 @@ async def store_place() -> str | None:
         *contained(), "buildah", "info", "--format", "{{.store.GraphRoot}}", environment={}
     )
     return _without_log(output) if code == 0 else None
+
+
+async def full_disk() -> str:
+    """Return for people which of the disks that buildah fills is full, and what frees it."""
+    store = await store_place()
+    places = [*([Path(store)] if store else []), Path(tempfile.gettempdir()), cache_path()]
+    return (
+        f"the disk of {fullest(places)} is full: free some space there. `harbor-gym cache prune` removes images that "
+        "no sandbox uses, `buildah prune --all` all of buildah's, base images too"
+    )
 
 
 async def measure_store() -> tuple[str, int] | None:
