@@ -27,6 +27,12 @@ _BASE_LOCKS = ("base-import", "docker-import")
 """The locks that readers of a base hold."""
 LAYERS_LOCK = "layers"
 """Writers of layers hold this lock until an image's record names them: layers that no record names may be removed."""
+STORE_LOCK = "store"
+"""Builds share this lock; who removes images from buildah's store by itself has it alone, as a build may need any."""
+
+_LIMIT = "HARBOR_GYM_CACHE_GIB"
+_MEASURED = ("image", "layer", "base")
+"""The kinds of entries that a limit counts."""
 
 
 def cache_dir() -> Path:
@@ -38,6 +44,23 @@ def cache_dir() -> Path:
         UsageError: It can't be made.
     """
     return _made(cache_path())
+
+
+def cache_limit() -> int | None:
+    """Return the limit of images, layers and bases in bytes, from $HARBOR_GYM_CACHE_GIB; None if there is none.
+
+    Raises:
+        UsageError: It is no positive number.
+    """
+    text = os.environ.get(_LIMIT, "")
+    if not text:
+        return None
+    with contextlib.suppress(ValueError, OverflowError):
+        if (limit := int(float(text) * (1 << 30))) > 0:
+            return limit
+    raise UsageError(
+        f"{_LIMIT}={text} is no positive number: give the limit of the cache's images in GiB, as in 20 or 0.5"
+    )
 
 
 def require_cache() -> None:
@@ -103,7 +126,7 @@ async def locked(name: str, *, shared: bool = False) -> AsyncGenerator[None]:
 
 
 @contextlib.contextmanager
-def _locked_at_once(name: str) -> Generator[bool]:
+def locked_at_once(name: str) -> Generator[bool]:
     """Hold the lock ``name`` if it is free; yield whether it was."""
     handle = _open_lock(name)
     try:
@@ -317,10 +340,10 @@ def _unused(path: Path) -> Generator[bool]:
     if path.suffix == ".tar":
         with contextlib.ExitStack() as stack:
             names = (*_BASE_LOCKS, f"base-{path.stem}")
-            are_free = [stack.enter_context(_locked_at_once(name)) for name in names]
+            are_free = [stack.enter_context(locked_at_once(name)) for name in names]
             yield all(are_free)
         return
-    with _locked_at_once(f"image-{path.name}") as is_built:
+    with locked_at_once(f"image-{path.name}") as is_built:
         try:
             handle = os.open(path / _USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -345,18 +368,18 @@ def prune(
 
     Args:
         older_than_sec: Remove entries that were not used for so long.
-        max_bytes: Remove the least recently used entries until the whole cache takes no more than that.
+        max_bytes: Remove the least recently used images until images, layers and bases take no more than that.
         everything: Remove all entries.
     """
     present = entries()
-    total = sum(entry.size_bytes for entry in present)
+    total = sum(entry.size_bytes for entry in present if entry.kind in _MEASURED)
     shared = {entry.path: entry for entry in present if entry.kind == "layer"}
     now = time.time()
     gone = [shared[path] for path in _remove_unused_layers() if path in shared]
     total -= sum(entry.size_bytes for entry in gone)
     for entry in present:
         is_old = older_than_sec is not None and now - entry.last_used > older_than_sec
-        is_too_much = max_bytes is not None and total > max_bytes
+        is_too_much = max_bytes is not None and total > max_bytes and entry.kind != "base"
         if entry.can_be_pruned and (everything or is_old or is_too_much) and _remove(entry.path):
             layers = [shared[path] for path in _remove_unused_layers() if path in shared]
             gone += [entry, *layers]
@@ -388,7 +411,7 @@ def _out_of_sight(path: Path) -> Path:
 
 def _remove_unused_layers() -> list[Path]:
     """Remove the layers that no image uses, unless one is just being added; return their former paths."""
-    with _locked_at_once(LAYERS_LOCK) as is_free:
+    with locked_at_once(LAYERS_LOCK) as is_free:
         if not is_free:
             return []
         users = _layer_users()

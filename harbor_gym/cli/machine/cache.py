@@ -48,7 +48,9 @@ def cache_prune(
     ] = None,
     max_size: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Remove the least recently used until this size is left: 500M, 10G."),
+        typer.Option(
+            metavar="SIZE", help="Remove the least recently used images until they take this much: 500M, 10G."
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every image and base that nothing uses.")] = False,
 ) -> None:

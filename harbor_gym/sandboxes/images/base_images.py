@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from harbor_gym._runtime.cache import locked
 from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
+from harbor_gym._runtime.disks import reports_full_disk
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import official_images
 from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.images.docker_images import copy_from_docker, find_in_docker
 from harbor_gym.sandboxes.images.plan import ROOT_AT_THE_TOP, StageStart
-from harbor_gym.sandboxes.images.store import show_image
+from harbor_gym.sandboxes.images.store import full_disk, show_image
 from harbor_gym.sandboxes.tools import TIMED_OUT, contained, run_tool
 
 _logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Base:
     """Its USER, WORKDIR, SHELL, ONBUILD and ENV."""
 
     has_volumes: bool = False
-    """Whether it has a VOLUME, or its ONBUILD makes one."""
+    """Whether it has a VOLUME."""
 
 
 async def resolve_base(reference: str) -> Base:
@@ -101,6 +102,7 @@ async def find_base(reference: str) -> tuple[Base | None, str]:
         why = output.strip().rpartition("\n")[2] or f"status {code}"
         if (unanswered := _NO_ANSWER.search(why)) is not None:
             return None, unanswered[1]
+        why = await full_disk() if reports_full_disk(output) else why
         raise SandboxStartError(f"base image {reference!r} can't be pulled: {why}")
     if (found := await _inspected(full)) is None:
         raise SandboxStartError(f"base image {reference!r} was pulled, but the store does not have it")
@@ -131,8 +133,7 @@ async def _inspected(reference: str) -> Base | None:
         return None
     image_id, volumes, user, workdir, lists = shown.split("|", 4)
     shell, triggers, env = map(tuple, json.loads(lists))
-    has_volumes = volumes != "0" or any(line.upper().startswith("VOLUME") for line in triggers)
-    return Base(reference, image_id, StageStart(user, workdir or "/", shell, triggers, env), has_volumes)
+    return Base(reference, image_id, StageStart(user, workdir or "/", shell, triggers, env), volumes != "0")
 
 
 async def docker_base(reference: str) -> Base | None:

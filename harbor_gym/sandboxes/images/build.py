@@ -18,9 +18,10 @@ from typing import Any
 
 from harbor_gym._runtime.cache import (
     LAYERS_LOCK,
+    STORE_LOCK,
     Hold,
     cache_dir,
-    cache_path,
+    cache_limit,
     count_entries,
     find_broken_layers,
     hold,
@@ -30,7 +31,7 @@ from harbor_gym._runtime.cache import (
     remove_broken_layers,
 )
 from harbor_gym._runtime.console.progress import SLOW_SEC, Work, ticking
-from harbor_gym._runtime.disks import fullest, reports_full_disk
+from harbor_gym._runtime.disks import reports_full_disk
 from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
@@ -52,7 +53,7 @@ from harbor_gym.sandboxes.images.builder import (
 from harbor_gym.sandboxes.images.context import Context
 from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, planned, unknown_name
 from harbor_gym.sandboxes.images.recipe import read
-from harbor_gym.sandboxes.images.store import store_place
+from harbor_gym.sandboxes.images.store import full_disk, keep_limit, without_triggers
 from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
@@ -178,6 +179,7 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     known = _built.get(content)
     if known is not None and not force_build and known.is_there:
         return known
+    limit = cache_limit()
     text, base_images = await _read_recipe(source)
     identity = {ref: base.identity for ref, base in base_images.items()}
     digest = hashlib.sha256(json.dumps([_FORMAT, content, identity], sort_keys=True).encode()).hexdigest()
@@ -192,7 +194,10 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
                     async with locked(LAYERS_LOCK):
                         for layer in await asyncio.to_thread(remove_broken_layers, home):
                             _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
-                image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
+                async with locked(STORE_LOCK, shared=True):
+                    image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
+                if limit is not None:
+                    await shielded(keep_limit(limit))  # not this image: its lock is held
     _built[content] = image
     return image
 
@@ -281,6 +286,10 @@ async def _run_build(
     for name, base in base_images.items():
         if base.has_volumes:
             await asyncio.to_thread(require_faithful, path, name)
+    base_images = {
+        name: replace(base, reference=await without_triggers(base.reference)) if base.start.triggers else base
+        for name, base in base_images.items()
+    }
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
         folder = Path(name)
         answers = _Answers()
@@ -289,21 +298,24 @@ async def _run_build(
             plan, argv = await asyncio.to_thread(
                 _prepare, environment_dir, text, base_images, attempt, answers, is_fresh=is_fresh
             )
+            if (wanted := answers.wanted) is not None and isinstance(wanted.of, str):
+                answers.directories[wanted.key] = await layers.directory_of(wanted.of, wanted.path)
+                continue
             steps: list[Instruction] = []
             on_line = _noting(plan, steps, on_step)
             code, output = await run_buildah(*argv, environment=run_environment(), on_line=on_line)
             image_id = (attempt / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:") if code == 0 else ""
             if code == 0:
-                if answers.wanted is None:
+                if wanted is None:
                     return image_id, plan.volumes
-                answers.directories[answers.wanted.key] = await layers.directory_of(image_id, answers.wanted.path)
+                answers.directories[wanted.key] = await layers.directory_of(image_id, wanted.path)
                 is_fresh = False  # the part that is built is new
                 continue
             missing = unknown_name(output)
             if not missing or missing in answers.unknown:
                 require_ids(output, str(path), text=text)
                 failed = steps[-1] if steps else Instruction("", 0)
-                why = await _full_disk() if reports_full_disk(output) else ""
+                why = await full_disk() if reports_full_disk(output) else ""
                 raise SandboxStartError(build_failure(path, output, step=failed.shown, line=failed.line, why=why))
             answers.unknown.add(missing)
     raise AssertionError("each round ends the build or has one more answer")
@@ -317,16 +329,6 @@ class _Answers:
     directories: dict[str, str] = field(default_factory=dict[str, str])
     wanted: LookNeeded | None = None
     """The question that a build of the first part of the Dockerfile answers."""
-
-
-async def _full_disk() -> str:
-    """Return for people which of the disks of a build is full, and what frees it."""
-    store = await store_place()
-    places = [*([Path(store)] if store else []), Path(tempfile.gettempdir()), cache_path()]
-    return (
-        f"the disk of {fullest(places)} is full: free some space there. `harbor-gym cache prune` removes images that "
-        "no sandbox uses, `buildah prune --all` all of buildah's, base images too"
-    )
 
 
 def _noting(plan: Plan, steps: list[Instruction], on_step: Callable[[str], object] | None) -> Callable[[str], None]:

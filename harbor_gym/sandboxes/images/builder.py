@@ -33,8 +33,8 @@ _CURRENT = (1, 39)
 """The first version that keeps files which a RUN writes below a VOLUME of its base, and whose cache heeds the content
 of bind mounts."""
 
-_NETWORKS = Path(__file__).with_name("run_networks.sh")
-"""Gives the builder and each RUN a network namespace of its own."""
+_RUNTIME = Path(__file__).with_name("runtime.sh")
+"""Runs the builder, and for it each RUN: in a network of its own, without names that mean deletions."""
 
 _NO_SUCH_ID = re.compile(
     r".*(insufficient UIDs or GIDs|unmapped|(chown|owner|set[ug]id|setgroups|set ?up user).*invalid argument).*",
@@ -95,13 +95,12 @@ def build_argv(folder: Path, context: Context, recipe: Path, *, is_fresh: bool) 
     options += [word for name, place in contexts.items() for word in ("--build-context", f"{name}={place}")]
     options += ["--ignorefile", str(nothing_ignored), "--iidfile", str(folder / "id"), "-f", str(recipe)]
     options += ["--no-cache"] if is_fresh else []
-    return *contained(), *_network(folder), *dockerfile.owned_build(str(folder)), *options, str(context.directory)
+    runtime = ("sh", str(_RUNTIME), str(folder), _networks())
+    return *contained(), *runtime, *dockerfile.owned_build(str(folder)), *options, str(context.directory)
 
 
-def _network(folder: Path) -> tuple[str, ...]:
-    if find_program("slirp4netns") is None or rootless.network_refusal()[0]:
-        return ()
-    return "sh", str(_NETWORKS), str(folder)
+def _networks() -> str:
+    return "shared" if find_program("slirp4netns") is None or rootless.network_refusal()[0] else "own"
 
 
 def require_ids(output: str, what: str, *, text: str = "", count: int | None = None) -> None:

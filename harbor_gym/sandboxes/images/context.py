@@ -17,6 +17,9 @@ _WILDCARD = re.compile(r"(?<!\\)[*?\[]")
 _CLAUSE = re.compile(r"([ugoa]*)((?:[-+=](?:[rwxXst]*|[ugo]))+)")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _IGNORE_FILES = (".dockerignore", ".containerignore")
+DELETION = ".wh."
+"""Beginning of the names by which an image's layer deletes files of other layers. Source: the OCI image layer spec."""
+
 _MOST_LINKS = 40
 """As many links as Linux follows for one path."""
 
@@ -106,6 +109,11 @@ class Context:
         """Return whether a path leads through a link: its target may start at the root of the context."""
         return self.resolve(path) != self.directory / path
 
+    def has_deletions(self, path: str) -> bool:
+        """Return whether an image's layer would take a file at or below a path for a deletion."""
+        found = self.resolve(path)
+        return is_deletion(path) or (found is not None and next(found.rglob(f"{DELETION}*"), None) is not None)
+
     def is_archive(self, path: str) -> bool:
         """Return whether ADD unpacks this file."""
         found = self.resolve(path)
@@ -168,6 +176,11 @@ class Context:
         place = self._made / name
         place.mkdir()
         return name, place
+
+
+def is_deletion(path: str) -> bool:
+    """Return whether an image's layer would take a file of this path for a deletion."""
+    return PurePosixPath(path).name.startswith(DELETION)
 
 
 def changed_mode(mode: str) -> Callable[[int, bool], int]:

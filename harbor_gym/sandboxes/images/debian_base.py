@@ -12,6 +12,7 @@ from pathlib import Path
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import cache_dir, locked
+from harbor_gym._runtime.disks import reports_full_disk
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
@@ -19,7 +20,7 @@ from harbor_gym.sandboxes.images.apt_mirrors import apt_mirrors
 from harbor_gym.sandboxes.images.builder import ulimits
 from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
 from harbor_gym.sandboxes.images.official_images import DEFAULT, EXCLUDED, MADE, OfflineBase, base_name, offline_base
-from harbor_gym.sandboxes.images.store import show_image
+from harbor_gym.sandboxes.images.store import full_disk, show_image
 from harbor_gym.sandboxes.tools import contained, run_tool, tail, tied
 
 _BUILD_TIMEOUT_SEC = 600.0
@@ -134,7 +135,8 @@ async def _import_into_buildah(base: OfflineBase, tar: Path, name: str) -> None:
             "-t", name, "-f", str(recipe), str(tar.parent),
         )  # fmt: skip
     if code != 0:
-        raise SandboxStartError(f"the base of {base.description} can't be imported into buildah: {tail(output)}")
+        why = await full_disk() if reports_full_disk(output) else tail(output)
+        raise SandboxStartError(f"the base of {base.description} can't be imported into buildah: {why}")
 
 
 async def import_into_docker(reference: str) -> OfflineBase | None:

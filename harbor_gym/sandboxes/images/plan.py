@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
-from harbor_gym.errors import TaskError, TaskUnsupportedError
+from harbor_gym.errors import TaskUnsupportedError
 from harbor_gym.sandboxes.dockerfile import Instruction, instructions
-from harbor_gym.sandboxes.images.context import Context, is_octal
+from harbor_gym.sandboxes.images.context import DELETION, Context, is_deletion, is_octal
 from harbor_gym.sandboxes.images.ignored import read_patterns
 from harbor_gym.sandboxes.images.recipe import PLATFORM, Recipe, expanded, mount_options, named_values, unreadable
 from harbor_gym.sandboxes.images.words import expand
@@ -109,14 +109,16 @@ class Plan:
 class LookNeeded(Exception):
     """What follows depends on the files of an image: which directories of a path are there."""
 
-    def __init__(self, key: str, path: str) -> None:
+    def __init__(self, key: str, path: str, *, of: str | int | None = None) -> None:
         super().__init__(key, path)
         self.key = key
         """What to answer under: the instruction's place."""
         self.path = path
         """An absolute path."""
+        self.of = of
+        """The image: buildah's name of one that is there, or a stage's number; None is the stage so far."""
         self.plan = Plan((), ())
-        """What makes the image."""
+        """What makes the image; empty for one that is there."""
 
 
 @dataclass(slots=True)
@@ -148,7 +150,7 @@ def planned(
     Args:
         recipe: The task's Dockerfile.
         bases: The start of each base image, by its name in the Dockerfile.
-        references: buildah's name of each base image.
+        references: buildah's name of each base image, without its ONBUILD.
         context: The build context.
         unknown: Users (``u:NAME``) and groups (``g:NAME``) of ``--chown`` that the image does not know:
             Docker then takes root, and the group of the user.
@@ -168,7 +170,8 @@ def planned(
         try:
             writer.write(bases, ends)
         except LookNeeded as exc:
-            exc.plan = Plan((*written, tuple(writer.lines)), ())
+            so_far = (*written, tuple(writer.lines)) if exc.of is None else ()
+            exc.plan = Plan(tuple(written[: reached.index(exc.of) + 1]) if isinstance(exc.of, int) else so_far, ())
             raise
         ends[number] = writer.state
         written.append(tuple(writer.lines))
@@ -213,8 +216,7 @@ class _Writer:
             inherited = {name: value for name, value in self.state.env.items() if name not in self.state.config}
             for name, value in inherited.items():
                 self.emit(stage.start, _argument(name, value))
-            triggers: tuple[Instruction, ...] = ()
-            run = [*below.triggers, *stage.instructions]
+            triggers = below.triggers
         else:
             start = bases.get(stage.base, ROOT_AT_THE_TOP)
             config = dict(entry.split("=", 1) for entry in start.env if "=" in entry)
@@ -222,36 +224,15 @@ class _Writer:
             if "PATH" not in config:
                 self.state.config["PATH"] = self.state.env["PATH"] = _DOCKERS_PATH
                 self.emit(stage.start, f"ENV PATH={_quoted(_DOCKERS_PATH)}")
-            triggers = tuple(instructions("\n".join(start.triggers)))
-            run = [*triggers, *stage.instructions]
+            found = [instruction for trigger in start.triggers for instruction in instructions(trigger)]
+            triggers = tuple(replace(instruction, line=stage.start.line) for instruction in found)
         self.state.triggers = ()
+        run = [*triggers, *stage.instructions]
         for place, instruction in enumerate(run):
-            if place < len(triggers):
-                self.follow(instruction, run[place + 1 :], stage.base)
-            else:
-                self.step(instruction, run[place + 1 :])
+            self.step(instruction, run[place + 1 :])
 
     def emit(self, origin: Instruction, text: str) -> None:
         self.lines.append(Line(text, origin))
-
-    def follow(self, instruction: Instruction, following: Sequence[Instruction], base: str) -> None:
-        """Take note of an instruction of the base image's ONBUILD, which buildah runs as it is.
-
-        Raises:
-            TaskError: buildah executes it differently from Docker.
-        """
-        is_other = (
-            instruction.name == "WORKDIR" and self._must_make(following, self.expand(instruction.rest, instruction))
-        ) or (instruction.name in ("CMD", "ENTRYPOINT") and self.state.shell and instruction.json is None)
-        if is_other:
-            raise TaskError(
-                f"{base} has ONBUILD {instruction.text.strip()}, which local sandboxes build otherwise than Docker: "
-                "write it in the Dockerfile that is built on it, or use --env docker"
-            )
-        if instruction.name in ("USER", "SHELL", "WORKDIR", "ENV", "ARG"):
-            before = len(self.lines)
-            self.step(instruction, ())
-            del self.lines[before:]
 
     def step(self, instruction: Instruction, following: Sequence[Instruction]) -> None:
         rest = instruction.rest
@@ -330,6 +311,7 @@ class _Writer:
     def workdir(self, instruction: Instruction, following: Sequence[Instruction]) -> None:
         parts = posixpath.join(self.state.workdir, self.expand(instruction.rest, instruction)).split("/")
         path = _rooted("/".join(parts))
+        self.require_name(path, instruction)
         # Docker makes a directory that ".." leaves again, too.
         left = [_rooted("/".join(parts[:place])) for place, part in enumerate(parts) if part == ".."]
         made = [place for place in left if place not in (self.state.workdir, "/")]
@@ -353,6 +335,18 @@ class _Writer:
             if instruction.name in ("RUN", "WORKDIR", "USER", "COPY", "ADD"):
                 return instruction.name != "RUN"
         return not self.is_last
+
+    def require_name(self, path: str, instruction: Instruction) -> None:
+        """Refuse to make a file that the image's layer would have as a deletion.
+
+        Raises:
+            TaskUnsupportedError: A name in the path begins with ``.wh.``.
+        """
+        if any(part.startswith(DELETION) for part in path.split("/")):
+            raise TaskUnsupportedError(
+                f"Dockerfile, line {instruction.line}: {path}: a name that begins with {DELETION} is a deletion in an "
+                "image's layers: take another name, or use --env docker"
+            )
 
     def absolute(self, path: str) -> str:
         return _rooted(posixpath.join(self.state.workdir, path))
@@ -450,6 +444,7 @@ class _Writer:
         target = self.expand(words[-1], instruction)
         is_folder = target.endswith("/") or posixpath.basename(target) in ("", ".", "..")
         path = self.absolute(target)
+        self.require_name(path, instruction)
         target = f"{path}/" if is_folder and path != "/" else path
         sources = [
             self.expand(word, instruction)
@@ -462,7 +457,10 @@ class _Writer:
         others = [f"--{name}={value}" if value else f"--{name}" for name, value in flags if name not in _OF_BOTH]
         mode, excluded = given.get("chmod", ""), [value for name, value in flags if name == "exclude"]
         is_one = len(sources) + len(instruction.documents) == 1 and not target.endswith("/")
-        if is_one and "from" not in given and not instruction.documents:
+        if is_one and "from" in given:
+            is_other = is_octal(mode) and _mode_of_new(mode) != _DIRECTORY_MODE
+            is_one = not is_other or self.is_file(given["from"], sources[0])
+        elif is_one and not instruction.documents:
             found = self.context.resolve(sources[0])
             is_one = found is None or not found.is_dir()
         if is_octal(mode):
@@ -484,9 +482,19 @@ class _Writer:
         except (ValueError, FileNotFoundError) as exc:
             raise unreadable(instruction, str(exc)) from None
 
+    def is_file(self, stage: str, source: str) -> bool:
+        """Return whether a source of ``COPY --from`` is no directory. A pattern counts as a file's."""
+        path, number = _rooted(source), self.recipe.numbered(stage, self.number)
+        if re.search(r"[*?\[]", path):
+            return True
+        key = f"{self.number} {len(self.lines)} source"
+        if key not in self.directories:
+            raise LookNeeded(key, path, of=self.source(stage) if number is None else number)
+        return self.directories[key] != path
+
     def make_parents(self, instruction: Instruction, path: str, mode: str, passed: Sequence[str]) -> None:
         """Make the directories that Docker makes for a COPY, to which it gives the mode of the files, too."""
-        new = int(mode, 8) & 0o777 & ~_UMASK
+        new = _mode_of_new(mode)
         above = str(PurePosixPath(self.state.workdir)), *map(str, PurePosixPath(self.state.workdir).parents)
         if new == _DIRECTORY_MODE or path in (*above, *_EVERYWHERE):
             return
@@ -524,6 +532,9 @@ class _Writer:
             self.emit(instruction, f"ADD {' '.join([*passed, _list(*words, target)])}")
             return
         found = [path for source in sources for path in self.context.find(source)]
+        if any(self.context.has_deletions(path) for path in found):
+            excluded = [*excluded, f"**/{DELETION}*"]
+            found = [path for path in found if not (target.endswith("/") and is_deletion(path))]
         if not found:
             return  # no file matches the patterns: Docker makes nothing then
         is_unpacked = any(self.context.is_archive(path) for path in found)
@@ -557,6 +568,11 @@ class _Writer:
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
+
+
+def _mode_of_new(mode: str) -> int:
+    """Return the mode of a directory that Docker makes for a COPY with an octal ``--chmod``."""
+    return int(mode, 8) & 0o777 & ~_UMASK
 
 
 def _is_document(word: str, instruction: Instruction) -> bool:

@@ -138,6 +138,15 @@ EXPOSE 80 81/udp 90 91 92
         "RUN cd /tmp && chmod 744 1 && chmod 444 2/x 2/sub/y && chmod 555 2/sub && chmod 750 x sub sub/y one && chmod 4711 4 && chmod 5770 5 && "
         "chmod 640 6 6/* && chmod 700 7 7/8 7/8/x 7/8/sub 7/8/sub/y && chmod 711 9 9/10 && chmod 2711 9/10/one\n",
     ),
+    "modes of what comes from a stage": Recipe(
+        "COPY --from=zero --chmod=700 /d /tmp/1/2\nCOPY --from=zero --chmod=2710 --chown=7:8 /ld /tmp/3\nCOPY --from=zero --chmod=640 /lf /tmp/4/5\n"
+        f"COPY --from={BASE} --chmod=711 /etc/apt /tmp/6\nCOPY --from=zero --chmod=755 /d /tmp/7\nCOPY --from=zero --chmod=600 /d/* /tmp/8/\n"
+        "WORKDIR /tmp/9\nCOPY --from=0 --chmod=770 d .\n",
+        directives=f"FROM {BASE} AS zero\nRUN mkdir -p /d/sub && touch /d/x /d/sub/y /f && chmod 751 /d /d/sub && chown 5:6 /d/sub && ln -s d /ld && ln -s f /lf\n",
+        twin="WORKDIR /tmp/9\nRUN mkdir -p /d/sub && touch /d/x /d/sub/y /f && chown 5:6 /d/sub && cd /tmp && mkdir 1 4 8 && cp -a /d 1/2 && cp -a /d 3 && cp -a /f 4/5 && "
+        "cp -a /etc/apt 6 && cp -a /d 7 && cp /d/x /d/sub/y 8 && cp -a /d/* 9 && chmod -R 700 1 && chown -R 7:8 3 && chmod -R 2710 3 && chmod 710 3 && "
+        "chmod -R 640 4 && chmod -R 711 6 && chmod -R 755 7 && chmod -R 600 8 && chmod -R 770 9/* && chmod g-s 3 && rm -r /d /f\n",
+    ),
     "mounts of memory and of secrets": Recipe(
         "RUN --mount=type=tmpfs,target=/tmp,size=1m df --output=size /tmp | tail -1 | tr -d ' ' >/size\nRUN --mount=type=tmpfs,dst=/tmp,size=3145728 df --output=size /tmp | tail -1 | tr -d ' ' >/size3\n"
         'RUN --mount=type=secret,id=x,env=SECRET echo "none: $SECRET" >/secret\nRUN --mount=type=secret,id=y,target=/tmp/y,required=false test ! -e /tmp/y\n'
@@ -150,6 +159,12 @@ EXPOSE 80 81/udp 90 91 92
     "names of whiteouts": Recipe(
         "RUN mkdir /tmp/w && cd /tmp/w && touch .wh.y z && mkdir .wh.d && touch d2\nRUN touch /tmp/w/a && rm /tmp/w/z\nRUN mkdir /tmp/v && touch /tmp/v/.wh..wh..opq /tmp/v/x\n"
         "RUN touch /tmp/.wh.gone /tmp/gone\n",
+    ),
+    "names of whiteouts of what is there": Recipe(
+        "RUN touch /.wh.etc /.wh..wh..opq /.wh.none /usr/.wh.bin /usr/share/.wh..wh..opq && mkdir /.wh.opt /.wh..wh.plnk\nRUN touch /tmp/.wh. && ln -s x /tmp/.wh.l && mkfifo /tmp/.wh.f\n"
+        "RUN ls -d /etc /opt /usr/bin /usr/share/* >/seen\nUSER nobody\nRUN mkdir -p /tmp/.wh.u/v && touch /tmp/kept\nUSER root\n"
+        "COPY a /tmp/a\nCOPY a/.wh.bin a/z /usr/\nCOPY a/.wh.bin /tmp/other\nCOPY --chmod=755 a /tmp/b\nRUN --mount=target=/mnt ls -A /mnt/a >/bound; ls /usr >>/seen\n",
+        {"a/.wh.bin": "b", "a/.wh..wh..opq": "", "a/sub/.wh.x/y": "y", "a/z": "z", ".dockerignore": "Dockerfile\n"},
     ),
     "patterns": Recipe(
         "COPY ** /tmp/1/\nCOPY d/** /tmp/2/\nCOPY d/*/**.txt /tmp/3/\nCOPY --from=zero /e/** /tmp/4/\nCOPY d/[a-c]* d/s?b /tmp/5/\nCOPY nothing* /tmp/6/\nCOPY nothing* d/b /tmp/7/\n"

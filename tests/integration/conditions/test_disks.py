@@ -5,6 +5,8 @@ import contextlib
 import errno
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator
@@ -17,6 +19,7 @@ from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight
 from harbor_gym.sandboxes.images.base_images import resolve_base
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
+from harbor_gym.sandboxes.images.debian_base import ensure_base_tar, make_base
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.engines import require_engine
 from tests.helpers.recipe_runs import run_here
@@ -229,4 +232,23 @@ async def test_a_store_that_fills_up_during_a_build_is_named_with_what_frees_it(
         f"{context / 'Dockerfile'}:2 does not build: {(context / 'Dockerfile').read_text().splitlines()[1]}: " in said
     )
     assert "harbor-gym cache prune" in said
+    assert "Request" not in said, "buildah's own configuration"
+
+
+async def test_a_store_that_a_base_fills_is_named_with_what_frees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = await ensure_base_tar()
+    (tmp_path / "cache" / "bases").mkdir(parents=True)
+    shutil.copy(base, tmp_path / "cache" / "bases")
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
+    with disk(tmp_path / "disk", size="24m") as place:
+        (tmp_path / "storage.conf").write_text(
+            f'[storage]\ndriver = "overlay"\nrunroot = "{place}/run"\ngraphroot = "{place}/graph"\n'
+        )
+        monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+        with pytest.raises(SandboxStartError) as caught:
+            await make_base("debian:bookworm-slim")
+    said = str(caught.value)
+    assert re.search(rf"the base of Debian 12 can't be imported .*disk of {place}/graph is full.*cache prune", said)
     assert "Request" not in said, "buildah's own configuration"

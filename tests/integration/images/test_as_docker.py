@@ -63,7 +63,13 @@ DIFFERENCES = {
     "/c/nodes-from/fifo": "Docker copies no FIFO from a stage",
     "/c/nodes-from/null": "Docker makes an empty file of a device of a stage",
     **dict.fromkeys(
-        ("/tmp/.wh.gone", "/tmp/v/.wh..wh..opq", "/tmp/w/.wh.d", "/tmp/w/.wh.y"),
+        (
+            *("/tmp/.wh.gone", "/tmp/v/.wh..wh..opq", "/tmp/w/.wh.d", "/tmp/w/.wh.y", "/.wh.etc", "/.wh..wh..opq"),
+            *("/.wh.none", "/usr/.wh.bin", "/usr/share/.wh..wh..opq", "/.wh.opt", "/.wh..wh.plnk", "/tmp/.wh."),
+            *("/tmp/.wh.l", "/tmp/.wh.f", "/tmp/.wh.u", "/tmp/.wh.u/v", "/tmp/a/.wh.bin", "/tmp/a/.wh..wh..opq"),
+            *("/tmp/a/sub/.wh.x", "/tmp/a/sub/.wh.x/y", "/tmp/b/.wh.bin", "/tmp/b/.wh..wh..opq"),
+            *("/tmp/b/sub/.wh.x", "/tmp/b/sub/.wh.x/y"),
+        ),
         "Docker's own store keeps such a name, and a registry does not",
     ),
     "/c/target": "COPY writes the file that a link leads to in Docker, and replaces the link here",
@@ -333,6 +339,36 @@ async def test_the_shell_of_a_base_image_counts_as_in_docker(
     run = "RUN echo $0 >/zero; set -o | grep pipefail >/options"
     text = f"FROM {base}\n{run}\nCMD echo x\nENTRYPOINT exec sleep 1\nHEALTHCHECK CMD true\n"
     context = write_context(tmp_path / "environment", text, {})
+    await compare(context, context, name, tmp_path, configs)
+
+
+ON_BUILD = """\
+SHELL ["/bin/bash", "-c"]
+ONBUILD RUN echo $0 >/zero
+ONBUILD ARG V=x
+ONBUILD ENV W=$V
+ONBUILD WORKDIR /wd/${V:+$W}
+ONBUILD COPY --chmod=%s one two /o/
+ONBUILD VOLUME /data/$V
+ONBUILD RUN mkdir -p /data/x && touch /data/x/y
+ONBUILD USER nobody
+ONBUILD WORKDIR /wd/u
+ONBUILD WORKDIR v
+ONBUILD RUN id >/tmp/who; pwd >>/tmp/who
+ONBUILD CMD echo a
+ONBUILD LABEL a=b
+"""
+
+
+async def test_onbuild_of_a_base_image_is_executed_as_in_docker(
+    tmp_path: Path, docker_images: list[str], configs: list[dict[str, Any]]
+) -> None:
+    base, name = "harbor-gym-test/triggering", "harbor-gym-test/triggered"
+    docker_images += [base, name]
+    mode = "755" if await docker_version() < _OF_TODAY else "700"
+    await docker_build(write_context(tmp_path / "base", f"FROM {BASE}\n{ON_BUILD % mode}", {}), base)
+    text = f"FROM {base} AS a\nFROM a\nRUN echo $V $W >/tmp/said\nCOPY --from={base} /etc/debian_version .\n"
+    context = write_context(tmp_path / "environment", text, {"one": "1", "two": "2"})
     await compare(context, context, name, tmp_path, configs)
 
 

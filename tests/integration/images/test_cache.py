@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 from harbor_gym._runtime import cache
-from harbor_gym._runtime.cache import LAYERS_LOCK, cache_dir, entries, hold, layers_dir, locked, prune
+from harbor_gym._runtime.cache import (
+    LAYERS_LOCK,
+    STORE_LOCK,
+    cache_dir,
+    cache_limit,
+    entries,
+    hold,
+    layers_dir,
+    locked,
+    prune,
+)
+from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes.images import build
 from harbor_gym.sandboxes.images.base_images import resolve_base
 from harbor_gym.sandboxes.images.store import show_image
@@ -83,6 +94,29 @@ def test_age_size_and_everything_choose_what_goes() -> None:
     assert names(prune(everything=True)) == ["young", base.name]
     assert entries() == []
     assert list((cache_dir() / "images").iterdir()) == [], "nothing half removed is left"
+
+
+def test_a_limit_counts_what_it_can_remove_and_keeps_bases() -> None:
+    write_base()
+    write_image("old", age_sec=7200)
+    write_image("young", kilobytes=64)
+    (cache_dir() / "server").mkdir()
+    (cache_dir() / "server" / "file").write_bytes(b"x" * (1 << 20))
+    assert prune(max_bytes=200 << 10) == []
+    assert names(prune(max_bytes=100 << 10)) == ["old"]
+    assert names(prune(max_bytes=0)) == ["young"]
+    assert {entry.kind for entry in entries()} == {"base", "server"}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2G", "nan", "inf"])
+def test_a_limit_is_a_positive_number_of_gibibytes(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HARBOR_GYM_CACHE_GIB", raising=False)
+    assert cache_limit() is None
+    monkeypatch.setenv("HARBOR_GYM_CACHE_GIB", "0.5")
+    assert cache_limit() == 1 << 29
+    monkeypatch.setenv("HARBOR_GYM_CACHE_GIB", text)
+    with pytest.raises(UsageError, match=f"HARBOR_GYM_CACHE_GIB={text} .*GiB"):
+        cache_limit()
 
 
 def test_a_shared_layer_is_counted_once_and_goes_with_its_last_image() -> None:
@@ -205,3 +239,36 @@ async def test_what_is_pruned_leaves_buildahs_store_too_and_bases_stay(tmp_path:
     assert [await show_image(identity) is None for identity in built] == [True, True]
     assert (await resolve_base(BASE)).identity
     build._built.clear()  # pyright: ignore[reportPrivateUsage]  # its entries name this test's own cache
+
+
+@pytest.mark.local
+async def test_a_build_keeps_the_limit_and_removes_nothing_that_is_used_or_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_engine("local")
+    monkeypatch.setenv("HARBOR_GYM_CACHE_GIB", "1e-9")
+    own = f"FROM {BASE}\nRUN echo {uuid.uuid4()} >/first\n"
+
+    async def built(name: str) -> tuple[build.Image, str]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "Dockerfile").write_text(f"{own}RUN echo {name} >/second\n")
+        image = await build.build_image(build.ImageSource(tmp_path / name))
+        return image, json.loads((image.home / "image.json").read_text())["built"]
+
+    used, used_id = await built("used")
+    held = hold(used.home)
+    assert held is not None
+    async with locked(STORE_LOCK, shared=True):
+        old, old_id = await built("old")
+        await built("while-another-build-runs")
+        assert old.is_there
+    young, young_id = await built("young")
+    assert [image.is_there for image in (used, old, young)] == [True, False, True]
+    assert [await show_image(identity) is None for identity in (used_id, old_id, young_id)] == [False, True, False]
+    assert len([entry for entry in entries() if entry.kind == "image"]) == 2
+    held.release()
+    again = await build.build_image(build.ImageSource(tmp_path / "young"))
+    assert again == young
+    assert used.is_there, "what is in the cache is not checked against the limit"
+    assert (await resolve_base(BASE)).identity
+    assert (await asyncio.to_thread(run_here, "cache", "prune", "--all")).returncode == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym._runtime import cache
 from harbor_gym._runtime.cache import cache_dir, locked
 from harbor_gym.errors import SandboxStartError, TaskError, TaskUnsupportedError
@@ -17,6 +18,7 @@ from harbor_gym.sandboxes.images.docker_images import find_in_docker
 from harbor_gym.sandboxes.tools import run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.local import make_sandbox, output, running
+from tests.helpers.tasks import write_task
 
 BASE = "debian:bookworm-slim"
 
@@ -273,3 +275,25 @@ async def test_an_image_that_docker_holds_serves_as_image_and_as_base(
         assert await docker_base(f"{real}-not") is not None, "what was built on it is an image like others"
     finally:
         await run_tool("docker", "image", "rm", "--force", *names)
+
+
+_SET_ACL = (
+    'python3 -c "import os, struct; entries = (1, 7, -1), (2, 7, 1000), (4, 5, -1), (16, 7, -1), (32, 5, -1); '
+    "packed = b''.join(struct.pack('<HHi', *entry) for entry in entries); os.mkdir('/x'); "
+    "os.setxattr('/x', 'system.posix_acl_default', struct.pack('<I', 2) + packed)\""
+)
+"""What ``mkdir /x && setfacl -d -m u:1000:rwx /x`` does."""
+
+
+@pytest.mark.parametrize(("place", "mode"), [("dockerfile", "644"), ("setup_command", "664")])
+async def test_an_acl_of_a_setup_command_acts_and_one_of_a_run_is_lost_as_documented(
+    place: str, mode: str, tmp_path: Path
+) -> None:
+    require_engine("local")
+    setup = {"dockerfile": None, "setup_command": _SET_ACL}[place]
+    run = f"RUN {_SET_ACL}\n" if setup is None else ""
+    task = write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\n{run}WORKDIR /srv\n")
+    async with AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=task, sandbox="local", setup_command=setup)) as env:
+        await env.reset()
+        observation, *_ = await env.step([("touch /x/f; stat -c mode:%a /x/f\n", 30.0)])
+    assert f"mode:{mode}" in observation

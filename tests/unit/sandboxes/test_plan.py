@@ -88,24 +88,15 @@ def test_onbuild_of_a_stage_is_written_out(context: Context) -> None:
     assert lines(text, context) == expected
 
 
-@pytest.mark.parametrize(
-    ("triggers", "named"),
-    [
-        (("USER d", "WORKDIR /b"), "a has ONBUILD WORKDIR /b"),
-        (("WORKDIR /c",), "a has ONBUILD WORKDIR /c"),
-        (('SHELL ["/bin/bash", "-c"]', "CMD x"), "a has ONBUILD CMD x"),
-    ],
-)
-def test_what_a_base_would_do_otherwise_on_build_is_refused(
-    triggers: tuple[str, ...], named: str, context: Context
-) -> None:
-    with pytest.raises(TaskError, match=named):
-        plan("FROM a\nUSER e\n", context, {"a": StageStart(triggers=triggers, env=ENV)})
-
-
-def test_the_variables_of_a_bases_onbuild_count(context: Context) -> None:
-    bases = {"a": StageStart(triggers=("ENV A=b", "RUN x", "WORKDIR /w"), env=ENV)}
-    assert lines("FROM a\nRUN y\nUSER $A\n", context, bases) == ["RUN y", "USER b"]
+def test_onbuild_of_a_base_is_written_out(context: Context) -> None:
+    shell = 'SHELL ["/bin/bash", "-c"]'
+    triggers = ("ENV A=b", "USER d", "WORKDIR /w", shell, "CMD x", "RUN <<EOF\nz\nEOF")
+    expected = ['ENV A="b"', "USER d", made("d", "/w"), "WORKDIR /w", shell, 'CMD ["/bin/bash", "-c", "x"]']
+    assert lines("FROM a\nUSER $A\n", context, {"a": StageStart(triggers=triggers, env=ENV)}) == [
+        *expected, 'RUN ["/bin/bash", "-c", "z\\n"]', "USER b",
+    ]  # fmt: skip
+    with pytest.raises(TaskError, match=r"line 2, .*BAD is no instruction"):
+        plan("# a comment\nFROM a\n", context, {"a": StageStart(triggers=("BAD x",), env=ENV)})
 
 
 def test_an_argument_hides_a_variable_for_a_run_alone(context: Context) -> None:
@@ -188,6 +179,20 @@ def test_directories_that_a_mode_is_for_are_looked_for_first(context: Context) -
         'COPY --from=harbor-gym-made ["/1/", "/p/"]', 'COPY --from=harbor-gym-made ["/2/one", "/p/q/"]',
     ]  # fmt: skip
     assert (context.made / "1" / "q").stat().st_mode & 0o777 == 0o700
+
+
+def test_whether_a_source_of_another_image_is_a_directory_is_asked_of_that_image(context: Context) -> None:
+    text = "FROM a AS s\nRUN x\nFROM a\nRUN y\nCOPY --from={} --chmod=700 d /p/q\n"
+    for name, of, built in (("s", 0, "FROM local/a AS s0\nRUN x\n"), ("local/b", "local/b", "")):
+        with pytest.raises(LookNeeded) as caught:
+            plan(text.format(name), context, {"a": StageStart(env=ENV)})
+        assert (caught.value.of, caught.value.path, caught.value.plan.text) == (of, "/d", built)
+
+
+@pytest.mark.parametrize("line", ["COPY one /b/.wh.c", "ADD one /.wh./", "WORKDIR /b/.wh..wh..opq/c"])
+def test_a_target_that_a_layer_would_take_for_a_deletion_is_refused(line: str, context: Context) -> None:
+    with pytest.raises(TaskUnsupportedError, match=r"line 2: /.*\.wh\. is a deletion"):
+        plan(f"FROM a\n{line}\n", context)
 
 
 def test_names_that_the_image_does_not_know_are_roots(context: Context) -> None:
