@@ -83,7 +83,8 @@ class RolloutInterface:
             raise UsageError("RolloutInterface needs a sampler and a codec")
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
-        fields, limits = _fields_and_limits(config, earlier, limits or SessionLimits())
+        limits = limits or SessionLimits()
+        fields = _fields(config, earlier, limits)
         if server is not None:
             fields["harbor_server"] = server.url
         self._config = read_episode(fields, "an episode")
@@ -247,9 +248,9 @@ class RolloutInterface:
             raise UsageError("our own loop has no max_sampled_tokens: use max_turns or max_context_tokens")
 
 
-def _fields_and_limits(
+def _fields(
     config: EpisodeConfig | Mapping[str, Any] | None, earlier: dict[str, Any], limits: SessionLimits
-) -> tuple[dict[str, Any], SessionLimits]:
+) -> dict[str, Any]:
     """Return the fields of the configuration, also those that the arguments of earlier versions give."""
     strategy = str(earlier.pop("strategy", "gateway"))
     if strategy not in ("env", "gateway", "details"):
@@ -269,7 +270,7 @@ def _fields_and_limits(
         raise UsageError(str(exc)) from exc
     if strategy == "env" and fields.get("agent") is not None:
         raise UsageError("the strategy env is our own loop and takes no agent")
-    return fields, limits
+    return fields
 
 
 def _require_relayed(agent: AgentConfig) -> None:
