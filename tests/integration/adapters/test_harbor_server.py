@@ -441,7 +441,7 @@ async def test_wrong_settings_of_a_server_are_told_at_the_start(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"strategy": "env", "agent": None}, "a Harbor server can't run it"),
+        ({"strategy": "env", "agent": None}, "harbor_server: for the episodes of one of Harbor's agents"),
         ({"verify_paths": (PurePosixPath("/srv"),)}, "without verify_paths"),
         ({"keep_agent_processes": True}, "without verify_paths and keep_agent_processes"),
         (

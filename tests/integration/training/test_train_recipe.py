@@ -44,7 +44,7 @@ TASK = ROOT / "tasks" / "devops_task"
         (["--task-dir", str(TASK), "--agent", "terminus-2", "--warm-sandboxes", "2"], "--warm-sandboxes"),
         (
             ["--task-dir", str(TASK), "--agent", "terminus-2", "--setup-command", "true"],
-            "setup_command: for our own loop",
+            "--setup-command: for our own loop",
         ),
         (["--task-dir", str(TASK), "--agent", "claude-code", "--backend", "local"], "--model-name"),
         (["--task-dir", str(TASK), "--agent", "tests.helpers.gateway.format_agent:FormatAgent"], "{gateway_url}"),

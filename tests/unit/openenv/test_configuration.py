@@ -105,7 +105,7 @@ def test_a_token_comes_from_the_argument_the_variable_or_nowhere(task: Path, mon
 def test_an_agents_episodes_are_refused(task: Path) -> None:
     for field in ({"agent": "terminus-2"}, {"harbor_server": "http://127.0.0.1:1"}):
         with pytest.raises(ValidationError, match="for the episodes of one of Harbor's agents"):
-            config(task, env={"task_dir": task, **field})
+            ServerConfig.model_validate({"env": {"task_dir": task, **field}, "tasks": [str(task)]})
 
 
 def test_an_address_in_use_is_refused(task: Path) -> None:
