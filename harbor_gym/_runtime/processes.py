@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-_END_TIMEOUT_SEC = 2.0
+_END_TIMEOUT_SEC = 10.0
 _OWN_VARIABLES = ("PYTHONHOME", "PYTHONPATH")
 
 
