@@ -354,7 +354,7 @@ NConcurrent = Annotated[int, Field(ge=1, description="Concurrent episodes.")]
 DEFAULT_MAX_RETRIES, DEFAULT_N_CONCURRENT = 1, 16
 
 
-def validate_episode(values: Mapping[str, Any]) -> TerminalEnvConfig | AgentEpisodeConfig:
+def validate_episode(values: Mapping[str, Any]) -> AnyEpisode:
     """Return the configuration that fields describe; ``task_dir`` may be missing if each task will replace it.
 
     Raises:
@@ -363,7 +363,7 @@ def validate_episode(values: Mapping[str, Any]) -> TerminalEnvConfig | AgentEpis
     return _validated({"task_dir": Path(), **values})
 
 
-def read_episode(values: Mapping[str, Any], where: str = "the episode") -> TerminalEnvConfig | AgentEpisodeConfig:
+def read_episode(values: Mapping[str, Any], where: str = "the episode") -> AnyEpisode:
     """Return the configuration that fields describe, as :func:`validate_episode` does.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from harbor_gym.errors import UsageError
 
@@ -88,6 +88,16 @@ def moved(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
         else:
             found = _joined(found, {present: value}, earlier, "")
     return found
+
+
+def reading(names: Names) -> Any:
+    """Return a validator for the body of a pydantic model, which then takes earlier names of its fields as well."""
+
+    def read(_cls: type[BaseModel], values: Any) -> Any:
+        return moved(values, names) if isinstance(values, dict) else values
+
+    validator: Any = model_validator(mode="before")  # pydantic's types know it as a decorator alone
+    return validator(classmethod(read))
 
 
 def accepting[F: Callable[..., Any]](names: Names) -> Callable[[F], F]:

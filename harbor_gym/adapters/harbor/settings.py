@@ -12,9 +12,9 @@ from harbor_gym.config import (
     DEFAULT_MAX_RETRIES,
     DEFAULT_N_CONCURRENT,
     AgentEpisodeConfig,
+    AnyEpisode,
     MaxRetries,
     NConcurrent,
-    TerminalEnvConfig,
     aliases,
     describe_problems,
     read_episode,
@@ -51,7 +51,7 @@ class EpisodeSettings:
     (``rollout.agent.num_workers``)."""
 
     @property
-    def episode(self) -> TerminalEnvConfig | AgentEpisodeConfig:
+    def episode(self) -> AnyEpisode:
         """The record that ``env`` describes, without a task."""
         return read_episode(self.env)
 

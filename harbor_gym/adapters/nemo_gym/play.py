@@ -6,7 +6,7 @@ from typing import Any
 
 from harbor_gym.adapters.nemo_gym.model_server import CALL, ModelCall, ModelServer
 from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
-from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
+from harbor_gym.config import AnyEpisode, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import RetryBudget
@@ -41,7 +41,7 @@ async def play(plan: EpisodePlan, make_server: Callable[[], ModelServer]) -> tup
         failed.append(rollout.error)
 
 
-async def _play_once(config: TerminalEnvConfig | AgentEpisodeConfig, server: ModelServer) -> Rollout:
+async def _play_once(config: AnyEpisode, server: ModelServer) -> Rollout:
     if isinstance(config, TerminalEnvConfig):
         return await run_chat_episode(AsyncTerminalGymEnv(config), server)
     from harbor_gym.adapters.harbor import RolloutInterface

@@ -9,13 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from harbor_gym.config import (
     DEFAULT_MAX_RETRIES,
     DEFAULT_N_CONCURRENT,
-    AgentEpisodeConfig,
+    AnyEpisode,
     MaxRetries,
     NConcurrent,
-    TerminalEnvConfig,
     aliases,
     read_episode,
 )
+
+_OPTIONS = ("sandbox_options", "agent_options")
 
 
 class DatasetSettings(BaseModel):
@@ -42,10 +43,7 @@ class DatasetSettings(BaseModel):
     env: dict[str, Any] = Field(default_factory=dict)
     """Fields of the episode, over the server's; ``sandbox_options`` and ``agent_options`` are joined with those."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_names(cls, values: Any) -> Any:
-        return _moved(values)
+    _read_earlier_names = aliases.reading(aliases.NEMO_GYM)
 
     @model_validator(mode="after")
     def _require_one_source(self) -> Self:
@@ -70,10 +68,7 @@ class RequestOverrides(BaseModel):
     max_retries: MaxRetries | None = None
     """Overrides the server's ``max_retries``."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_names(cls, values: Any) -> Any:
-        return _moved(values)
+    _read_earlier_names = aliases.reading(aliases.NEMO_GYM)
 
 
 class RolloutSettings(BaseModel):
@@ -99,10 +94,7 @@ class RolloutSettings(BaseModel):
     model_timeout_sec: float = Field(default=1800.0, gt=0)
     """Longest wait for one answer of the model server, in seconds."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_names(cls, values: Any) -> Any:
-        return _moved(values)
+    _read_earlier_names = aliases.reading(aliases.NEMO_GYM)
 
 
 @dataclass(frozen=True)
@@ -112,7 +104,7 @@ class EpisodePlan:
     instance_id: str
     """``alias::task``."""
 
-    config: TerminalEnvConfig | AgentEpisodeConfig
+    config: AnyEpisode
     """How it is played."""
 
     max_retries: int
@@ -145,10 +137,3 @@ def plan_episode(
         given["trials_dir"] = root / given["trials_dir"] / alias
     retries = settings.max_retries if overrides.max_retries is None else overrides.max_retries
     return EpisodePlan(instance_id, read_episode({**given, "task_dir": task_dir}, f"{instance_id}: env"), retries)
-
-
-_OPTIONS = ("sandbox_options", "agent_options")
-
-
-def _moved(values: Any) -> Any:
-    return aliases.moved(values, aliases.NEMO_GYM) if isinstance(values, dict) else values

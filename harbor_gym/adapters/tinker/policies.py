@@ -3,9 +3,8 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from harbor_gym.config import (
     DEFAULT_MAX_RETRIES,
@@ -90,10 +89,7 @@ class EvalConfig(BaseModel):
     fresh: bool = False
     """Remove the evaluation that is in the output folder, and begin anew."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_names(cls, values: Any) -> Any:
-        return aliases.moved(values, aliases.EVALUATION) if isinstance(values, dict) else values
+    _read_earlier_names = aliases.reading(aliases.EVALUATION)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward
-from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig, aliases, read_episode
+from harbor_gym.config import AnyEpisode, aliases, read_episode
 from harbor_gym.wrappers import MakeEnv
 
 
@@ -13,7 +13,7 @@ from harbor_gym.wrappers import MakeEnv
 class GroupTemplate:
     """The settings that all groups of a dataset share. It pickles."""
 
-    env: TerminalEnvConfig | AgentEpisodeConfig
+    env: AnyEpisode
     """How each episode is played: in our own loop, or by an agent whose model the policy is. A dataset of many tasks
     replaces ``task_dir``."""
 

@@ -15,7 +15,7 @@ from harbor_gym.adapters.harbor.agents import harbors_agent
 from harbor_gym.adapters.verifiers.outcome import as_rollout_error
 from harbor_gym.adapters.verifiers.players import Endpoint, play_agent, play_terminal
 from harbor_gym.adapters.verifiers.taskset import HarborTaskData
-from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig, aliases, read_episode
+from harbor_gym.config import AgentEpisodeConfig, AnyEpisode, TerminalEnvConfig, aliases, read_episode
 from harbor_gym.episode.task import require_sandbox
 from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import pause_sec
@@ -41,10 +41,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
     ends_without_tool_call: bool = False
     """Whether, with ``action_format = "bash-tool"``, an answer without a tool call ends the policy's work."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_names(cls, values: Any) -> Any:
-        return aliases.moved(values, aliases.VERIFIERS) if isinstance(values, dict) else values
+    _read_earlier_names = aliases.reading(aliases.VERIFIERS)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -66,7 +63,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
             raise ValueError("an agent of Harbor's starts its own sandbox: leave pool_size out")
         return self
 
-    def episode(self, task_dir: Path = Path()) -> TerminalEnvConfig | AgentEpisodeConfig:
+    def episode(self, task_dir: Path = Path()) -> AnyEpisode:
         """Return how a task's episodes are played."""
         return read_episode({**self.terminal_env, "task_dir": task_dir}, "terminal_env")
 

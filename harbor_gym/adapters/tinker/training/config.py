@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from harbor_gym.config import DEFAULT_MAX_RETRIES, AnyEpisode, MaxRetries, aliases
 from harbor_gym.stragglers import Stragglers
@@ -259,10 +259,7 @@ class TrainConfig(BaseModel):
         """How to treat a group's slowest episodes."""
         return Stragglers(over_sample=self.over_sample, batch_deadline_sec=self.batch_deadline_sec)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier_names(cls, values: Any) -> Any:
-        return aliases.moved(values, aliases.TRAIN) if isinstance(values, dict) else values
+    _read_earlier_names = aliases.reading(aliases.TRAIN)
 
     def group_template(self, env: AnyEpisode, model_name: str, transcripts_dir: Path) -> "GroupTemplate":
         """Return the settings that the run's groups share.

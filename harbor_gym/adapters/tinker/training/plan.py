@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbor_gym.adapters.tinker.training.config import TrainConfig
-from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
+from harbor_gym.config import AnyEpisode
 from harbor_gym.tasks import SourcedTask
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class TrainRun:
 
     config: TrainConfig
 
-    env: TerminalEnvConfig | AgentEpisodeConfig
+    env: AnyEpisode
     """The configuration's ``env``, with the first training task."""
 
     tasks: tuple[SourcedTask, ...]
