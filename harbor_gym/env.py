@@ -22,7 +22,6 @@ from harbor_gym.config.dump_file import DumpFile
 from harbor_gym.config.snapshot import read_start
 from harbor_gym.episode.budgets import EpisodeBudgets, Spent
 from harbor_gym.episode.grading.account import RewardAccount, step_share
-from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import DumpedEpisode, PreparedEpisode
 from harbor_gym.episode.replay import EXACT, REPLAY, require_mode, require_same, require_start, with_patience
@@ -137,7 +136,7 @@ class AsyncTerminalGymEnv:
         if pool is not None:
             pool.require_fit(config)
         self.config = config
-        self._choose_reward = reward_function(config.reward_key, config.reward_function)
+        self._unpaid = RewardAccount.of(config)
         self._pool = pool
         self._state = _State.IDLE
         self._budgets = EpisodeBudgets(config)
@@ -565,7 +564,7 @@ class AsyncTerminalGymEnv:
         return running, {"pool/hit": float(lease.hit), "pool/wait_sec": lease.wait_sec}
 
     def _run(self, prepared: PreparedEpisode) -> _Running:
-        return _Running(prepared, RewardAccount(self._choose_reward, self.config.zero_reward_on_limit))
+        return _Running(prepared, replace(self._unpaid))
 
     async def _enter_phase(self, running: _Running, phase: "AgentPhase") -> tuple[str, ResetInfo]:
         """Open a terminal in the phase's sandbox; return its screen."""

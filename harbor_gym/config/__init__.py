@@ -279,6 +279,11 @@ class AgentEpisodeConfig(EpisodeConfig):
     """Address of a ``harbor serve`` with an inference relay (Harbor 0.26) that runs the episodes in place of this
     process; its key is the environment variable HARBOR_API_KEY. docs/scale.md says more."""
 
+    @property
+    def tokens(self) -> TrainSegments | Literal["details"]:
+        """The source of the episode's tokens: segments of the gateway's record, or the agent's report."""
+        return "details" if self.token_source == "details" else self.train_segments
+
     @field_validator("agent", mode="before")
     @classmethod
     def _read_agent(cls, value: Any) -> Any:

@@ -14,7 +14,7 @@ from harbor.trial.trial import Trial
 
 from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.adapters.harbor.agents import attach, point_at_session
-from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, lost_rollout, rewards_of, tokens_of
+from harbor_gym.adapters.harbor.results import Grading, finished_rollout, lost_rollout, rewards_of
 from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.grading.account import RewardAccount
@@ -125,11 +125,6 @@ class TrialPlayer:
     trials_dir: Path
     """Folder of the trials' folders."""
 
-    @property
-    def tokens(self) -> Tokens:
-        """The source of the episode's tokens."""
-        return tokens_of(self.config)
-
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """See :meth:`Player.play`."""
         started = time.monotonic()
@@ -156,7 +151,7 @@ class TrialPlayer:
                 return await self._finished(session, result, guard, path.name, started)
         except UnexpectedError as exc:
             assert session is not None
-            return lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.tokens)
+            return lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.config.tokens)
         finally:
             if trial is not None:
                 forget_loggers(trial.logger)
@@ -168,13 +163,13 @@ class TrialPlayer:
         rewards = rewards_of(result) if breakage is None else guard.rewards_without_verdict()
         grading = Grading(rewards, breakage, guard.missing_protections, is_agent_inside=self.in_sandbox)
         return finished_rollout(
-            session, result, grading, self.account, task_name=task_name, started=started, tokens=self.tokens
+            session, result, grading, self.account, task_name=task_name, started=started, tokens=self.config.tokens
         )
 
     def _agent_config(self, session: Session) -> AgentConfig:
         model = self.gateway.model or "policy"
         agent = point_at_session(self.agent, session, model=model, in_sandbox=self.in_sandbox, limits=self.limits)
-        if self.tokens == "details":
+        if self.config.tokens == "details":
             agent = agent.model_copy(update={"kwargs": {**agent.kwargs, "collect_rollout_details": True}})
         return agent
 

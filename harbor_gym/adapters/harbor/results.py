@@ -10,7 +10,6 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.agent.rollout_detail import RolloutDetail
 from harbor.models.trial.result import TrialResult
 
-from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.episode.failures import agent_failure, denied_verdict, grading_failure, start_failure
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.rewards import RewardFunction
@@ -24,11 +23,6 @@ type Tokens = TrainSegments | Literal["details"]
 """The source of an episode's tokens: the session's record (``main``, ``all``), or the agent's report (``details``)."""
 
 _AGENT_TIMEOUT = "AgentTimeoutError"
-
-
-def tokens_of(config: AgentEpisodeConfig) -> Tokens:
-    """Return the source of an episode's tokens."""
-    return "details" if config.token_source == "details" else config.train_segments
 
 
 @dataclass(frozen=True)

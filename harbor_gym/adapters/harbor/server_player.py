@@ -19,7 +19,7 @@ from harbor.models.trial.result import TrialResult
 from harbor_gym._runtime.harbor_versions import graded_after_refusal
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.adapters.harbor.players import clocked_session
-from harbor_gym.adapters.harbor.results import Grading, Tokens, finished_rollout, lost_rollout, rewards_of, tokens_of
+from harbor_gym.adapters.harbor.results import Grading, finished_rollout, lost_rollout, rewards_of
 from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs, server_environment
 from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.episode.failures import SandboxFinding, policy_failure
@@ -92,11 +92,6 @@ class ServerPlayer:
     account: RewardAccount
     """Computes the reward of a verdict."""
 
-    @property
-    def tokens(self) -> Tokens:
-        """The source of the episode's tokens."""
-        return tokens_of(self.config)
-
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """See :meth:`harbor_gym.adapters.harbor.players.Player.play`."""
         name = f"{path.name}__{uuid.uuid4().hex[:7]}"
@@ -129,10 +124,10 @@ class ServerPlayer:
                     self.account,
                     task_name=path.name,
                     started=started,
-                    tokens=self.tokens,
+                    tokens=self.config.tokens,
                 )
         except (SandboxError, UnexpectedError) as exc:
-            rollout = lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.tokens)
+            rollout = lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.config.tokens)
         return replace(rollout, metrics={**rollout.metrics, "gateway/reconnects": float(reconnects)})
 
     async def _run(self, job: dict[str, Any], session_id: str, link: RelayLink) -> TrialResult:
@@ -159,7 +154,7 @@ class ServerPlayer:
             max_context_tokens=limits.max_context_tokens or _NO_LIMIT_TOKENS,
             max_answer_tokens=limits.max_answer_tokens or _NO_LIMIT_TOKENS,
         )
-        if self.tokens == "details":
+        if self.config.tokens == "details":
             agent = agent.model_copy(update={"kwargs": {**agent.kwargs, "collect_rollout_details": True}})
         now = asyncio.get_running_loop().time()
         left = [limits.time_limit_sec, None if clock.ends_at is None else max(0.0, clock.ends_at - now)]

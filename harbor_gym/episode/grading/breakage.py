@@ -53,7 +53,7 @@ async def find_breakage(
     terminal: Sequence[str] = (),
     answers_nonsense: bool = False,
     has_timed_out: bool = False,
-    limit_sec: float | None = None,
+    limit_sec: float = _PROBE_TIMEOUT_SEC,
 ) -> str | None:
     """Return how the policy broke a sandbox; None without evidence that it did.
 
@@ -67,14 +67,14 @@ async def find_breakage(
             broken.
         has_timed_out: Whether the terminal gave no answer in time, which is the policy's doing if a crowd of processes
             is there.
-        limit_sec: Seconds for all commands of the probe together; one without an answer by then is evidence. None is
-            the time that a very busy machine may take.
+        limit_sec: Seconds for all commands of the probe together; one without an answer by then is evidence. The
+            default is the time that a very busy machine may take.
     """
     if not await _is_up(environment, unknown=True):
         return None
     if isinstance(environment, SupportsUnblocking) and (held := await environment.unblock()) and terminal:
         return held
-    nonce, deadline = secrets.token_hex(8), time.monotonic() + (limit_sec or _PROBE_TIMEOUT_SEC)
+    nonce, deadline = secrets.token_hex(8), time.monotonic() + limit_sec
     try:
         result = await environment.exec(
             _probe(nonce, interpreter, terminal), cwd="/", env=QUIET, timeout_sec=_left(deadline), user="root"
