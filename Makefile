@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-criu engines-registry engines-browser train learn policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-criu engines-registry engines-browser train learn learn-real policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -41,6 +41,9 @@ learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds he
 	.venv/bin/harbor-gym sweep --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
 		--num-batches 25 --save-every 5 --zero-reward-on-limit $(ARGS)
 
+learn-real: setup engines-local ## Show that a pretrained model learns: fine-tuned, then trained, 3 seeds, hours; a table (ARGS= adds flags of train)
+	.venv/bin/python .ci/learn_real.py $(ARGS)
+
 policy: setup engines-local ## Make the policy anew that is shipped for tasks/devops_task
 	.venv/bin/python .ci/policy.py tasks/devops_task
 
@@ -53,7 +56,7 @@ test-all: setup engines-local ## Run every test, those on Docker where it is ava
 verl: setup engines-local ## Test the verl adapter in an environment of its own, 5 GB (ARGS= adds pytest's flags)
 	.ci/verl/test.sh $(ARGS)
 
-bench: setup ## Measure what harbor-gym bench does not (ARGS="truth --env local"; ARGS=--help lists it)
+bench: setup ## Measure steps, resets, episodes and more (ARGS="step --env local"; ARGS=--help lists them)
 	@.venv/bin/python -m tests.benchmarks $(ARGS)
 
 docs: setup ## Build the site into build/site, strictly: no broken link

@@ -13,4 +13,4 @@ if docker image inspect "$image" >/dev/null 2>&1; then exit 0; fi
 log "pulling $image"
 if timeout "$pull_timeout_sec" docker pull -q "$image" >&2; then exit 0; fi
 log "no registry gives $image: making a base of Debian packages"
-"$here/../.venv/bin/harbor-gym" base --docker "$image" >&2
+"$here/../.venv/bin/python" "$here/bases.py" --docker "$image" >&2

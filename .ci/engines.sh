@@ -51,9 +51,9 @@ local_engine() {
 base_images() {
   local images
   cd "$here/.."
-  [ -x .venv/bin/harbor-gym ] || die '.venv is missing: make setup'
+  [ -x .venv/bin/python ] || die '.venv is missing: make setup'
   mapfile -t images < <(sed -nE 's/^FROM ([^ ]+).*/\1/p' tasks/*/*/Dockerfile | sort -u)
-  .venv/bin/harbor-gym base --if-missing "${images[@]}" >&2
+  .venv/bin/python .ci/bases.py --if-missing "${images[@]}" >&2
 }
 
 # The second number of buildah's version, 99 after 1.

@@ -6,12 +6,7 @@ name is imported at its first use.
 
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.interrupts import end_at_interrupt_of_module
-
-end_at_interrupt_of_module("harbor_gym")
-
-from harbor_gym._runtime.imports import lazy_names  # noqa: E402  # slow imports come after the interrupt's handler
-from harbor_gym.adapters.gymnasium.registration import register_once_imported  # noqa: E402
+from harbor_gym.adapters.gymnasium.registration import register_once_imported
 
 __version__ = "0.1.0"
 
@@ -23,6 +18,7 @@ if TYPE_CHECKING:
     from harbor_gym.config import Snapshot as Snapshot
     from harbor_gym.config import TerminalConfig as TerminalConfig
     from harbor_gym.config import TerminalEnvConfig as TerminalEnvConfig
+    from harbor_gym.env import Action as Action
     from harbor_gym.env import AsyncTerminalGymEnv as AsyncTerminalGymEnv
     from harbor_gym.errors import AgentFailedError as AgentFailedError
     from harbor_gym.errors import BudgetSpentError as BudgetSpentError
@@ -73,8 +69,35 @@ if TYPE_CHECKING:
     from harbor_gym.types import Transcript as Transcript
     from harbor_gym.types import Turn as Turn
     from harbor_gym.wrappers import TerminalEnvWrapper as TerminalEnvWrapper
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-__getattr__, __dir__ = lazy_names(__name__, __file__, also=("__version__",))
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".codecs": "HFCodec",
+            ".config": "AgentEpisodeConfig EpisodeConfig PoolLimits Snapshot TerminalConfig TerminalEnvConfig",
+            ".env": "Action AsyncTerminalGymEnv",
+            ".errors": (
+                "AgentFailedError BudgetSpentError ContextOverflowError ForkDivergedError HarborGymError "
+                "MissingDependencyError SamplerError SandboxError SandboxLostError SandboxMemoryError "
+                "SandboxStartError SandboxThrottledError SandboxTimeoutError TaskError TaskSourceError "
+                "TaskUnsupportedError TerminalError TerminalStartError UnexpectedError UsageError VerifierError "
+                "VerifierOutOfMemoryError"
+            ),
+            ".pool": "WarmPool",
+            ".rollout": "run_episode run_with_retries",
+            ".sequences": "flatten merge",
+            ".tokens": "TokenTerminalEnv",
+            ".types": (
+                "ActionFormat ChatCodec ChatMessage Command EndInfo EndReason EpisodeInfo ResetInfo Rollout Sample "
+                "SampledSpan Sampler StepResult StopReason TokenRole TokenSequence TokenStep TokenTransition "
+                "Transcript Turn"
+            ),
+            ".wrappers": "TerminalEnvWrapper",
+            ".": "__version__",
+        },
+    )
 
 
 register_once_imported()

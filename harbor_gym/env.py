@@ -13,13 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from harbor_gym._runtime.console import under_way
 from harbor_gym._runtime.portal import refuse_to_copy
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.shipped import folder_digest
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import Snapshot, TerminalEnvConfig, require_own_loop
 from harbor_gym.config.dump_file import DumpFile
-from harbor_gym.config.snapshot import read_start
+from harbor_gym.config.snapshot import NO_START, read_start
 from harbor_gym.episode.budgets import EpisodeBudgets, Spent
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
@@ -111,6 +112,15 @@ class _State(StrEnum):
     CLOSED = "closed"
 
 
+_DOING = {
+    _State.STARTING: "starting its sandbox",
+    _State.READY: "waiting for the model",
+    _State.STEPPING: "running its commands",
+    _State.COPYING: "being copied",
+}
+"""What an episode that is under way does in each state."""
+
+
 class AsyncTerminalGymEnv:
     """A terminal in a Harbor sandbox as a reinforcement-learning environment.
 
@@ -138,8 +148,8 @@ class AsyncTerminalGymEnv:
         self.config = config
         self._unpaid = RewardAccount.of(config)
         self._pool = pool
-        self._state = _State.IDLE
         self._budgets = EpisodeBudgets(config)
+        self._state = _State.IDLE
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._copied: tuple[str, ResetInfo] | None = None
@@ -147,6 +157,11 @@ class AsyncTerminalGymEnv:
 
         self.screen: Screen | None = None
         """The screen after the last turn, where the configuration sets ``capture_screen``; it outlives the episode."""
+
+    def __repr__(self) -> str:
+        turns = "" if self._running is None else f", turn {len(self._running.turns)}"
+        config = self.config
+        return f"<{type(self).__name__} {config.task_dir.name} on {config.sandbox}: {self._state}{turns}>"
 
     @property
     def remaining(self) -> tuple[float, float]:
@@ -273,7 +288,7 @@ class AsyncTerminalGymEnv:
         running = self._episode_at_hand
         if running.beside_turns is not None:
             raise UsageError(f"the episode can't be replayed: {running.beside_turns} was called, which is no turn")
-        known = {"task_dir": task_dir, "start_from": None, "start_mode": "auto", "recording_path": None}
+        known = {**NO_START, "task_dir": task_dir, "recording_path": None}
         return Snapshot(
             config=self.config.model_copy(update=known),
             turns=tuple(running.turns),
@@ -308,7 +323,7 @@ class AsyncTerminalGymEnv:
             raise UsageError(f"fork makes at least 1 copy, got {n}")
         # The task is this episode's own: no copy has to read its files again.
         taken = replace(await self._snapshot(), task_digest="")
-        start = {"start_from": taken, "start_mode": "auto", "recording_path": None}
+        start = {**NO_START, "start_from": taken, "recording_path": None}
         copies = [type(self)(self.config.model_copy(update=start), pool=self._pool) for _ in range(n)]
         running = self._episode_at_hand
         async with self._dumped(mode) as dumped:
@@ -428,7 +443,7 @@ class AsyncTerminalGymEnv:
         state, dumped = await shielded(asyncio.to_thread(load, file))
         with contextlib.closing(dumped):
             observation, info = await self._start_copy(taken, state, dumped)
-        await self._look(self._episode_at_hand.prepared.terminal)
+        await self._capture_screen(self._episode_at_hand.prepared.terminal)
         return observation, info
 
     async def _start_copy(self, taken: Snapshot, state: "EpisodeState", dumped: DumpedEpisode) -> tuple[str, ResetInfo]:
@@ -458,12 +473,11 @@ class AsyncTerminalGymEnv:
         known = cast("ResetInfo", {**state.start_info, **state.last_info})
         instruction = prepared.phase.instruction
         info: ResetInfo = {**known, "metrics": metrics, "instruction": instruction, "fork_mode": EXACT}
-        screen = running.shown if running.turns else (await prepared.look()).text
+        screen = running.shown if running.turns else (await prepared.first_screen()).text
         return screen, info
 
     async def _start(self, seed: int | None) -> tuple[str, ResetInfo]:
-        start = self.config.start_from
-        snapshot = await asyncio.to_thread(read_start, start) if isinstance(start, Path) else start
+        snapshot = await asyncio.to_thread(read_start, self.config)
         task_digest = ""
         if snapshot is not None:
             if snapshot.task_digest:
@@ -479,8 +493,8 @@ class AsyncTerminalGymEnv:
         self._budgets = EpisodeBudgets(self.config)
         self._budgets.enter_phase(prepared.phase.timeout_sec)
         await self._keep_records(running)
-        turn = await prepared.look()
-        await self._look(prepared.terminal)
+        turn = await prepared.first_screen()
+        await self._capture_screen(prepared.terminal)
         info = self._show(running, turn)
         info["task"] = prepared.task.name
         if self.config.setup_command is not None:
@@ -571,7 +585,7 @@ class AsyncTerminalGymEnv:
         started = time.monotonic()
         self._budgets.enter_phase(phase.timeout_sec)
         turn = await running.prepared.enter_phase(phase)
-        await self._look(running.prepared.terminal)
+        await self._capture_screen(running.prepared.terminal)
         info = self._show(running, turn)
         info["metrics"]["time/terminal_open_sec"] = time.monotonic() - started
         return turn.text, info
@@ -657,7 +671,7 @@ class AsyncTerminalGymEnv:
             find_breakage=lambda failure: episode.find_breakage(terminal.leftovers, failure),
         )
         if not turn.ended:
-            await self._look(terminal)
+            await self._capture_screen(terminal)
         return turn
 
     async def truncate(self, reason: EndReason) -> StepResult:
@@ -727,6 +741,7 @@ class AsyncTerminalGymEnv:
         """Verify the policy's work; continue with a multi-step task's next step if there is one."""
         running = self._episode_at_hand
         episode, terminal, account = running.prepared.episode, running.prepared.terminal, running.account
+        self._show_doing("being graded")
         await running.prepared.leave_phase()
         end = await episode.end_phase(
             keep_processes=self.config.keep_agent_processes, is_last=is_last, terminal=terminal.leftovers
@@ -801,7 +816,7 @@ class AsyncTerminalGymEnv:
 
     # -- small decisions -----------------------------------------------------------------------------------------
 
-    async def _look(self, terminal: Terminal) -> None:
+    async def _capture_screen(self, terminal: Terminal) -> None:
         if self.config.capture_screen:
             self.screen = await terminal.screen() or self.screen
 
@@ -820,6 +835,20 @@ class AsyncTerminalGymEnv:
         return EndReason.COMPLETED if is_confirmed else None
 
     # -- life cycle ----------------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> _State:
+        return self._known_state
+
+    @_state.setter
+    def _state(self, state: _State) -> None:
+        self._known_state = state
+        self._show_doing(_DOING.get(state))
+
+    def _show_doing(self, doing: str | None) -> None:
+        turn = self._budgets.turns + (self._known_state is _State.READY)
+        shown = doing and (f"turn {turn}, {doing}" if turn else doing)
+        under_way.note(self, self.config.task_dir.name, shown)
 
     @property
     def _name(self) -> str:

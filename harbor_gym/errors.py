@@ -28,124 +28,47 @@ errors below them are infrastructure failures: they do not measure the policy an
 ``is_infrastructure`` marks them; :mod:`harbor_gym.outcomes` has a name and a remedy for each.
 """
 
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from types import MappingProxyType
-from typing import Self, override
-
-_OBEYED = re.compile(
-    r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+from harbor_gym._runtime.errors import HarborGymError, MissingDependencyError, UsageError, printable
+from harbor_gym.sandboxes.errors import (
+    SandboxError,
+    SandboxLostError,
+    SandboxMemoryError,
+    SandboxStartError,
+    SandboxThrottledError,
+    SandboxTimeoutError,
+    TaskError,
+    TaskUnsupportedError,
 )
-"""C0 except tabs and line ends, DEL, C1, Unicode's direction controls, and what neither UTF-8 nor XML can hold."""
 
-
-def printable(text: str, *, mark: str | None = None) -> str:
-    r"""Return a text as terminals, XML and HTML can show it, without control characters.
-
-    Line feeds (with or without a carriage return) and tabs stay.
-
-    Source: ECMA-48 (C0 and C1), UAX #9 (the characters for directions), XML 1.0 (its characters).
-
-    Args:
-        text: A text that a sandbox may have written.
-        mark: What replaces each such character, where columns matter; None is its escape sequence in Python, as
-            ``\x1b``.
-    """
-    return _OBEYED.sub(lambda found: mark or found[0].encode("unicode_escape").decode(), text)
-
-
-class HarborGymError(Exception):
-    """Base of every error that harbor_gym raises on purpose.
-
-    Its text and its notes may quote a sandbox's output, and tracebacks and logs show them: control characters in them
-    are written as escape sequences.
-    """
-
-    is_infrastructure: bool = False
-
-    diagnostics: Mapping[str, str] = MappingProxyType({})
-    """The last lines of the trial's ``exception``, ``verifier_output`` and ``trial_log``, as far as they exist.
-
-    The text is raw, for programs: it may contain a sandbox's escape sequences.
-    """
-
-    trial_dir: Path | None = None
-    """The trial's folder, if it is kept."""
-
-    @override
-    def __str__(self) -> str:
-        return printable(super().__str__())
-
-    @override
-    def add_note(self, note: str, /) -> None:
-        """Add a note, with control characters written as escape sequences."""
-        super().add_note(printable(note))
-
-    def attach(self, diagnostics: Mapping[str, str], *, trial_dir: Path | None) -> Self:
-        """Add a trial's diagnostics to the error, as attributes and as notes; they survive pickling.
-
-        Args:
-            diagnostics: Text by name.
-            trial_dir: The trial's folder; None if it will be removed.
-        """
-        self.diagnostics, self.trial_dir = dict(diagnostics), trial_dir
-        for name, text in diagnostics.items():
-            self.add_note(f"--- {name} ---\n{text}")
-        if trial_dir is not None:
-            self.add_note(f"trial folder: {trial_dir}")
-        return self
-
-
-class UsageError(HarborGymError, ValueError):
-    """A call came in the wrong order or with an argument that can't be used."""
-
-
-class MissingDependencyError(HarborGymError, ImportError):
-    """An optional package or a program is not installed; the message states how to get it."""
-
-
-class TaskError(HarborGymError):
-    """The task directory is not a usable Harbor task."""
+__all__ = [
+    "AgentFailedError",
+    "BudgetSpentError",
+    "ContextOverflowError",
+    "ForkDivergedError",
+    "HarborGymError",
+    "MissingDependencyError",
+    "SamplerError",
+    "SandboxError",
+    "SandboxLostError",
+    "SandboxMemoryError",
+    "SandboxStartError",
+    "SandboxThrottledError",
+    "SandboxTimeoutError",
+    "TaskError",
+    "TaskSourceError",
+    "TaskUnsupportedError",
+    "TerminalError",
+    "TerminalStartError",
+    "UnexpectedError",
+    "UsageError",
+    "VerifierError",
+    "VerifierOutOfMemoryError",
+    "printable",
+]
 
 
 class TaskSourceError(TaskError):
     """A git repository or a registry can't be reached, or has no such task."""
-
-
-class TaskUnsupportedError(TaskError):
-    """The task asks for something that this sandbox, or any terminal, does not offer. Another sandbox may run it."""
-
-
-class SandboxError(HarborGymError):
-    """The sandbox failed, and the policy did not cause it."""
-
-    is_infrastructure = True
-
-
-class SandboxStartError(SandboxError):
-    """The sandbox could not be built, started or prepared."""
-
-
-class SandboxThrottledError(SandboxStartError):
-    """The sandbox's provider refuses to start more for now, by a rate limit or a quota. A later start may succeed."""
-
-    def __init__(self, message: str, retry_after_sec: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_sec = retry_after_sec
-        """Seconds that the provider asked to wait; None if it asked for none."""
-
-
-class SandboxLostError(SandboxError):
-    """The sandbox disappeared while the episode was running."""
-
-
-class SandboxMemoryError(SandboxLostError):
-    """The sandbox itself, and not only a process in it, was killed for lack of memory."""
-
-
-class SandboxTimeoutError(SandboxError):
-    """The sandbox did not answer within the time allowed."""
 
 
 class TerminalError(HarborGymError):

@@ -1,11 +1,8 @@
 """The short name of :mod:`harbor_gym.adapters.gymnasium`."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harbor_gym.adapters.gymnasium import *  # noqa: F403  # an alias of the whole module
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(import_module("harbor_gym.adapters.gymnasium"), name)
+    from harbor_gym.adapters.gymnasium import *  # noqa: F403  # all of its names
+else:
+    from harbor_gym.adapters.gymnasium import __all__, __dir__, __getattr__  # noqa: F401

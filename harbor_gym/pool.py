@@ -17,6 +17,7 @@ from harbor_gym._runtime.portal import current_portal, get_portal, refuse_to_cop
 from harbor_gym._runtime.rate_limit import TokenBucket
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
+from harbor_gym.config.snapshot import NO_START
 from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.errors import (
     HarborGymError,
@@ -78,7 +79,7 @@ class WarmPool:
     to one event loop; ``close``, or the end of that loop, discards the sandboxes that are not leased.
 
     Args:
-        config: The task and the sandbox. Only ``recording_path``, ``start_from`` and ``start_mode`` may differ between
+        config: The task and the sandbox. Only ``recording_path`` and the fields of its start may differ between
             lessees.
         size: Sandboxes to keep ready.
         limits: How fast to start them, and when to give up.
@@ -114,13 +115,18 @@ class WarmPool:
         self._keeper: asyncio.Task[None] | None = None
         self._tasks = asyncio.TaskGroup()
 
+    def __repr__(self) -> str:
+        config, ready = self.config, len(self._ready)
+        is_closed = ", closed" if self._is_closed else ""
+        return f"<WarmPool {config.task_dir.name} on {config.sandbox}: {ready} of {self.size} ready{is_closed}>"
+
     # -- for the lessee ------------------------------------------------------------------------------------------
 
     def require_fit(self, config: TerminalEnvConfig) -> None:
         """Raise unless this pool's sandboxes fit ``config``.
 
         Raises:
-            UsageError: A field other than ``recording_path``, ``start_from`` and ``start_mode`` differs.
+            UsageError: A field other than ``recording_path`` and those of its start differs.
         """
         wanted = _of_sandbox(config)
         if wanted != self.config:
@@ -257,7 +263,7 @@ class WarmPool:
     async def _is_alive(self, prepared: PreparedEpisode) -> bool:
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT_SEC):
-                turn = await prepared.look()
+                turn = await prepared.first_screen()
         except (TimeoutError, SandboxError, TerminalError) as exc:
             _logger.info("a sandbox of %s ended while it was kept ready: %s", self.config.task_dir.name, exc)
         except BaseException:
@@ -371,7 +377,7 @@ class WarmPool:
 
 
 def _of_sandbox(config: TerminalEnvConfig) -> TerminalEnvConfig:
-    return config.model_copy(update={"recording_path": None, "start_from": None, "start_mode": "auto"})
+    return config.model_copy(update={**NO_START, "recording_path": None})
 
 
 def _fail(waiter: _Waiter, error: HarborGymError) -> None:

@@ -39,8 +39,9 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnaps
     Args:
         env: A token environment; it is closed in any case.
         sample: Called once a turn. Its ``BudgetSpentError`` (the prompt does not fit the engine) ends the episode
-            truncated, its ``SamplerError`` is an infrastructure error; other exceptions pass through. If it knows its
-            engine's context window (:class:`KnowsContext`) and the environment has no limit, that window is the limit.
+            truncated, unless ``TerminalEnvConfig.compaction`` makes the prompt shorter; its ``SamplerError`` is an
+            infrastructure error; other exceptions pass through. If it knows its engine's context window
+            (:class:`KnowsContext`) and the environment has no limit, that window is the limit.
         keep: Called with a snapshot before each answer but the first; see :data:`KeepSnapshot` for a cancellation.
 
     Returns:
@@ -60,14 +61,17 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnaps
                 async with suspending(keep if env.transcript.turns else None, lambda mode: env.snapshot(mode=mode)):
                     sampled = (await sample(prompt)).checked()
             except BudgetSpentError as exc:
-                step = await env.truncate(EndReason(exc.reason))
+                reason = EndReason(exc.reason)
+                shorter = await env.compact() if reason is EndReason.CONTEXT_OVERFLOW else None
+                step = shorter or await env.truncate(reason)
                 transitions[-1:] = [replace(last, reward=step.reward, info=step.info) for last in transitions[-1:]]
-                break
+                continue
             step = await env.step(
                 sampled.tokens,
                 stop_reason=sampled.stop_reason,
                 logprobs=sampled.logprobs,
                 version=sampled.version,
+                queued_sec=sampled.queued_sec,
             )
             transitions.append(TokenTransition(prompt, sampled, step.reward, step.info))
     except HarborGymError as exc:

@@ -3,19 +3,23 @@
 import asyncio
 import copy
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self, cast
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from harbor_gym.codecs import ComparesTemplate
+from harbor_gym.compaction import Limits, Prompt
 from harbor_gym.config import Snapshot
 from harbor_gym.config.snapshot import read_start, settings_of
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.outcomes import losing_one_episode
+from harbor_gym.terminal.screen.observation import Excerpt, compose
+from harbor_gym.transcripts import conversations
 from harbor_gym.types import (
     ChatCodec,
     ChatMessage,
+    Compaction,
     EndReason,
     EpisodeInfo,
     ForkMode,
@@ -30,15 +34,20 @@ __all__ = ["TokenTerminalEnv"]
 if TYPE_CHECKING:
     from harbor_gym.wrappers import Forkable, TerminalEnv
 
-_OF_TOKENS = ("prompt_tokens", "sampled_tokens", "logprobs", "version", "thinking_sec")
+_OF_TOKENS = ("prompt_tokens", "sampled_tokens", "logprobs", "version", "thinking_sec", "queued_sec", "compaction")
 """The fields of a turn that the wrapped environment does not know."""
+
+_LEAST_SHOWN_BYTES = 200
+"""An observation that can't fit is cut, but not to less than this; the least of ``max_observation_bytes``."""
 
 
 class TokenTerminalEnv:
     """Drive an environment, a :class:`harbor_gym.wrappers.TerminalEnv`, with sampled tokens.
 
     The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
-    user message. The instruction is sent once. Where the codec can compare them with its chat template
+    user message. The instruction is sent once. With ``TerminalEnvConfig.compaction`` a prompt that becomes too long is
+    made shorter from the same tokens, and a new conversation begins: ``info["compacted"]`` and, at the end,
+    ``compactions`` in the metrics. Where the codec can compare them with its chat template
     (:class:`harbor_gym.codecs.ComparesTemplate`, as ``HFCodec`` can), ``off_template_turns`` in the last step's metrics
     counts the earlier answers that the template would have written differently, for instance without their thinking.
 
@@ -47,6 +56,8 @@ class TokenTerminalEnv:
         codec: Writes and reads chats in the model family's format.
         max_tokens: The sampler's limit for one message, in tokens; reserved when the context limit is checked.
         max_context_tokens: The model's context window in tokens; None sets no limit.
+
+    ``async with`` closes it at the end of the block.
     """
 
     def __init__(
@@ -57,12 +68,17 @@ class TokenTerminalEnv:
         self._codec = codec
         self._max_tokens = max_tokens
         self._max_context_tokens = max_context_tokens
-        self._prompt: list[int] = []
+        self._limits = Limits.of(None, max_tokens=max_tokens, max_context_tokens=max_context_tokens)
+        self._prompt = Prompt()
+        self._compactions = 0
         self._shown = ""
         self._shown_at = 0.0
         self._off_template_turns = 0
         self._origin: Snapshot | None = None
         """The snapshot at which a copy begins, with the prompt in tokens and the transcript so far."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.env!r}: {len(self._prompt.tokens)} prompt tokens>"
 
     async def reset(self) -> TokenStep:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
@@ -72,8 +88,10 @@ class TokenTerminalEnv:
 
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`.
-            UsageError: The episode of ``start_from`` has no tokens, or tokens of another tokenizer.
+            UsageError: The episode of ``start_from`` has no tokens, or tokens of another tokenizer; or ``compact_at``
+                does not fit the context window.
         """
+        self._set_limits()
         self.transcript = Transcript(system_prompt=prompts.system_message(self.env.config))
         origin = self._origin or await asyncio.to_thread(_read_origin, self.env.config, self._codec)
         screen, info = await self.env.reset()
@@ -84,20 +102,25 @@ class TokenTerminalEnv:
             return await self._first_step(info)
         opening = prompts.opening(self.env.config, info.get("instruction", ""), screen)
         self.transcript.system_prompt, self.transcript.start_info = opening.system, info
-        self._off_template_turns = 0
+        self._off_template_turns = self._compactions = 0
         self._shown = opening.first
         messages = cast("list[ChatMessage]", opening.messages)
-        self._prompt = self.transcript.tokens = await asyncio.to_thread(self._codec.prompt, messages)
+        self._prompt = Prompt(await asyncio.to_thread(self._codec.prompt, messages))
+        self.transcript.tokens = self._prompt.tokens
         return await self._first_step(info)
 
     async def snapshot(self, *, mode: ForkMode = "replay") -> Snapshot:
         """Return the episode so far with its tokens; see :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot`."""
         taken = await self._forkable().snapshot(mode=mode)
         turns = [
-            replace(raw, **{name: getattr(mine, name) for name in _OF_TOKENS})
+            replace(
+                raw,
+                **{name: getattr(mine, name) for name in _OF_TOKENS},
+                info=raw.info if mine.compaction is None else {**raw.info, "compacted": mine.info.get("compacted", "")},
+            )
             for raw, mine in zip(taken.turns, self.transcript.turns, strict=False)
         ]
-        return replace(taken, turns=tuple(turns), tokens=tuple(self._prompt))
+        return replace(taken, turns=tuple(turns), tokens=tuple(self._prompt.tokens))
 
     async def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
         """Copy the running episode; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`.
@@ -105,7 +128,7 @@ class TokenTerminalEnv:
         Each copy's next prompt is this episode's, token for token, and its transcript has the turns so far. Call its
         ``step``, or give it to :func:`harbor_gym.run_episode`, whose transitions begin at the copy's first own turn.
         """
-        env, tokens, turns = self._forkable(), tuple(self._prompt), tuple(self.transcript.turns)
+        env, tokens, turns = self._forkable(), tuple(self._prompt.tokens), tuple(self.transcript.turns)
         origin = replace(await env.snapshot(), turns=turns, observation=self._shown, tokens=tokens)
         return [self._copy(each, origin) for each in await env.fork(n, mode=mode)]
 
@@ -123,14 +146,16 @@ class TokenTerminalEnv:
     def _go_on(self, origin: Snapshot) -> None:
         system_prompt, self.transcript = self.transcript.system_prompt, origin.transcript
         self.transcript.system_prompt = system_prompt
-        self._prompt, self._shown, self._shown_at = list(origin.tokens or ()), origin.observation, time.monotonic()
+        self._prompt = Prompt.of(origin.turns, origin.tokens or ())
+        self._shown, self._shown_at = origin.observation, time.monotonic()
         self._off_template_turns = 0
+        self._compactions = sum(turn.compaction is not None for turn in origin.turns)
 
     async def _first_step(self, info: EpisodeInfo) -> TokenStep:
-        if not self._fits(self._prompt):
+        if not self._limits.fits(self._prompt.tokens):
             return await self.truncate(EndReason.CONTEXT_OVERFLOW)
         self._shown_at = time.monotonic()
-        return TokenStep(list(self._prompt), 0.0, False, info)
+        return TokenStep(list(self._prompt.tokens), 0.0, False, info)
 
     async def step(
         self,
@@ -139,6 +164,7 @@ class TokenTerminalEnv:
         stop_reason: StopReason = "stop",
         logprobs: Sequence[float] | None = None,
         version: int | None = None,
+        queued_sec: float | None = None,
     ) -> TokenStep:
         """Act on one sampled message.
 
@@ -148,41 +174,43 @@ class TokenTerminalEnv:
                 the episode ends truncated and verified. A message without tokens counts as unreadable instead.
             logprobs: Log-probability of each token, in nats; kept in the transcript.
             version: See :attr:`harbor_gym.Sample.version`; kept in the transcript.
+            queued_sec: See :attr:`harbor_gym.Sample.queued_sec`; likewise.
 
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step`.
             UsageError: There was no ``reset``.
         """
-        if not self._prompt:
+        if not self._prompt.tokens:
             raise UsageError("step can't be called before reset")
         with losing_one_episode("an episode in tokens"):  # a codec may raise anything at what a sandbox printed
-            return await self._step(sampled, stop_reason, logprobs, version)
+            return await self._step(sampled, stop_reason, logprobs=logprobs, version=version, queued_sec=queued_sec)
 
-    async def _step(
-        self, sampled: Sequence[int], stop_reason: StopReason, logprobs: Sequence[float] | None, version: int | None
-    ) -> TokenStep:
+    async def _step(self, sampled: Sequence[int], stop_reason: StopReason, **sampling: Any) -> TokenStep:
         thinking_sec = time.monotonic() - self._shown_at
         action = await asyncio.to_thread(self._codec.text, sampled)
-        step, shown_next = await self._act(action, sampled, stop_reason)
+        step, following = await self._act(action, sampled, stop_reason)
         if step.done and isinstance(self._codec, ComparesTemplate):
             step.info["metrics"]["off_template_turns"] = self._off_template_turns
+        ended = [*self._prompt.tokens, *sampled] if step.done or following.is_compacted else []
         turn = Turn(
             observation=self._shown,
             action=action,
             info=step.info,
             reward=step.reward,
-            prompt_tokens=len(self._prompt),
+            prompt_tokens=len(self._prompt.tokens),
             sampled_tokens=len(sampled),
-            logprobs=logprobs,
-            version=version,
             thinking_sec=thinking_sec,
+            compaction=Compaction("window", ended, following.prompt.exchanges) if following.is_compacted else None,
+            **sampling,
         )
         self.transcript.turns.append(turn)
         if step.done:
-            self.transcript.final_observation = shown_next
+            self.transcript.final_observation = following.shown
+            self.transcript.tokens = ended
         else:
-            self._prompt, self._shown, self._shown_at = list(step.observation), shown_next, time.monotonic()
-            self.transcript.tokens = self._prompt
+            self._prompt, self._shown, self._shown_at = following.prompt, following.shown, time.monotonic()
+            self._compactions += following.is_compacted
+            self.transcript.tokens = self._prompt.tokens
         return step
 
     async def truncate(self, reason: EndReason) -> TokenStep:
@@ -206,38 +234,133 @@ class TokenTerminalEnv:
         return step
 
     def limit_context(self, tokens: int | None) -> None:
-        """Set the context window, in tokens, unless the constructor got one. Call it before ``reset``."""
+        """Set the context window, in tokens, unless the constructor got one.
+
+        Raises:
+            UsageError: ``compact_at`` does not fit it.
+        """
         if self._max_context_tokens is None:
             self._max_context_tokens = tokens
+            self._set_limits()
+
+    def _set_limits(self) -> None:
+        self._limits = Limits.of(
+            self.env.config, max_tokens=self._max_tokens, max_context_tokens=self._max_context_tokens
+        )
 
     async def close(self) -> None:
         """Stop the sandbox. Idempotent, at any time."""
         await self.env.close()
 
-    async def _act(self, action: str, sampled: Sequence[int], stop_reason: StopReason) -> tuple[TokenStep, str]:
-        """Return the step that an answer makes, and its observation as text."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def compact(self) -> TokenStep | None:
+        """Make the last prompt shorter, because the engine refused it.
+
+        Returns:
+            The last step with the shorter prompt; None where none can be made, for instance without a ``compaction``.
+        """
+        turns, prompt = self.transcript.turns, self._prompt
+        if not turns or not self._may_compact:
+            return None
+        room = min(len(prompt.tokens), self._limits.compact_at or len(prompt.tokens)) // 2
+        if (shorter := await asyncio.to_thread(self._window, prompt, room)) is None:
+            return None
+        last = turns[-1]
+        ended = prompt.tokens[: last.prompt_tokens + last.sampled_tokens]
+        if last.compaction is not None:  # no answer was sampled since
+            ended = last.compaction.tokens
+        info: EpisodeInfo = {**last.info, "compacted": _how(prompt, shorter)}
+        turns[-1] = replace(last, info=info, compaction=Compaction("window", ended, shorter.exchanges))
+        self._prompt, self._shown_at = shorter, time.monotonic()
+        self._compactions += 1
+        self.transcript.tokens = shorter.tokens
+        return TokenStep(list(shorter.tokens), last.reward, False, info)
+
+    async def _act(
+        self, action: str, sampled: Sequence[int], stop_reason: StopReason
+    ) -> tuple[TokenStep, "_Following"]:
+        """Return the step that an answer makes, and what follows it."""
         if stop_reason == "length" and sampled:
-            return await self._truncated(EndReason.MAX_TOKENS), ""
+            return await self._truncated(EndReason.MAX_TOKENS), _Following("")
         observation, reward, done, info = await self.env.step(action)
         if done:
-            return TokenStep([], reward, True, info), observation
-        following = await asyncio.to_thread(self._continue, sampled, observation)
-        extended = [*self._prompt, *sampled, *following]
-        if self._fits(extended):
-            return TokenStep(extended, reward, False, info), observation
-        return _joined(reward, info, await self._truncated(EndReason.CONTEXT_OVERFLOW)), observation
+            self._count_compactions(info)
+            return TokenStep([], reward, True, info), _Following(observation)
+        following = await asyncio.to_thread(self._continue, sampled, observation, info)
+        if self._limits.fits(tokens := following.prompt.tokens):
+            return TokenStep(list(tokens), reward, False, info), following
+        ended = await self._truncated(EndReason.CONTEXT_OVERFLOW)
+        return _joined(reward, info, ended), _Following(observation)
 
-    def _continue(self, sampled: Sequence[int], observation: str) -> list[int]:
+    def _continue(self, sampled: Sequence[int], observation: str, info: EpisodeInfo) -> "_Following":
         if isinstance(self._codec, ComparesTemplate):
             self._off_template_turns += self._codec.is_off_template(sampled)
-        return self._codec.next_turn(sampled, observation)
+        turn, at = len(self.transcript.turns) + 1, self._limits.compact_at
 
-    def _fits(self, prompt: Sequence[int]) -> bool:
-        return self._max_context_tokens is None or len(prompt) + self._max_tokens <= self._max_context_tokens
+        def after(shown: str) -> Prompt:
+            return self._prompt.extended(turn, sampled, self._codec.next_turn(sampled, shown))
+
+        prompt, opens_step = after(observation), "instruction" in info
+        if at is None or len(prompt.tokens) <= at or not self._may_compact:
+            return _Following(observation, prompt)
+        whole, max_bytes, kept = observation, len(observation.encode()), {turn} if opens_step else set[int]()
+        while not opens_step and not self._limits.fits((self._window(prompt, 0) or prompt).tokens):
+            max_bytes = max_bytes * 3 // 4
+            if max_bytes < _LEAST_SHOWN_BYTES:
+                return _Following(whole, prompt)
+            cut = compose("", Excerpt(whole), max_bytes=max_bytes)
+            observation, info["omitted_bytes"] = cut.text, cut.omitted_bytes
+            prompt = after(observation)
+        shorter = self._window(prompt, at // 2, kept)
+        if shorter is None or not self._limits.fits(shorter.tokens):
+            return _Following(observation, prompt)
+        info["compacted"] = _how(prompt, shorter)
+        return _Following(observation, shorter, is_compacted=True)
+
+    @property
+    def _may_compact(self) -> bool:
+        most = self._limits.max_compactions
+        return most is None or self._compactions < most
+
+    def _window(self, prompt: Prompt, room: int, kept: Collection[int] = ()) -> Prompt | None:
+        opening = {number for number, turn in enumerate(self.transcript.turns, 1) if "instruction" in turn.info}
+
+        def replaced(answer: Sequence[int], turns: int) -> list[int]:
+            return self._codec.next_turn(answer, prompts.left_out(turns))
+
+        return prompt.window(room, replaced, kept=opening.union(kept))
+
+    def _count_compactions(self, info: EpisodeInfo) -> None:
+        if self._limits.max_compactions != 0:
+            info["metrics"]["compactions"] = self._compactions
 
     async def _truncated(self, reason: EndReason) -> TokenStep:
         _, reward, done, info = await self.env.truncate(reason)
+        self._count_compactions(info)
         return TokenStep([], reward, done, info)
+
+
+@dataclass(frozen=True)
+class _Following:
+    """What follows an answer."""
+
+    shown: str
+    """The observation, as the policy is shown it."""
+
+    prompt: Prompt = field(default_factory=Prompt)
+    """The next prompt; empty where there is none."""
+
+    is_compacted: bool = False
+    """Whether the prompt was made shorter."""
+
+
+def _how(prompt: Prompt, shorter: Prompt) -> str:
+    return f"window: from {len(prompt.tokens)} to {len(shorter.tokens)} tokens"
 
 
 def _joined(reward: float, info: EpisodeInfo, ended: TokenStep) -> TokenStep:
@@ -252,7 +375,7 @@ def _read_origin(config: object, codec: ChatCodec) -> Snapshot | None:
     Raises:
         UsageError: It has no tokens, or tokens of another tokenizer.
     """
-    snapshot = read_start(getattr(config, "start_from", None))
+    snapshot = read_start(config)
     if snapshot is None:
         return None
     if snapshot.tokens is None:
@@ -260,9 +383,10 @@ def _read_origin(config: object, codec: ChatCodec) -> Snapshot | None:
             "start_from: the file has no tokens, and text is never tokenised again: name the transcript of an episode "
             "that a token policy played, or a snapshot of TokenTerminalEnv.snapshot()"
         )
-    for number, turn in enumerate(snapshot.turns, start=1):
+    known = conversations(snapshot.turns, snapshot.tokens)
+    for number, (turn, tokens) in enumerate(zip(snapshot.turns, known, strict=True), start=1):
         end = turn.prompt_tokens + turn.sampled_tokens
-        if not _reads_as(codec, snapshot.tokens[turn.prompt_tokens : end], turn.action):
+        if not _reads_as(codec, tokens[turn.prompt_tokens : end], turn.action):
             raise UsageError(
                 f"start_from: the tokens of turn {number} do not decode to its answer: another model's tokenizer or "
                 "renderer wrote them, so this policy can't continue from them"

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from harbor_gym._runtime.files import naming, replace_text, why_unreadable
+from harbor_gym._runtime.files import StrPath, naming, replace_text, why_unreadable
 from harbor_gym._runtime.json_files import read_grown
+from harbor_gym._runtime.traces import trace_episode
 from harbor_gym.errors import UsageError
-from harbor_gym.types import Command, EndReason, EpisodeInfo, Transcript, Turn
+from harbor_gym.types import Command, Compaction, EndReason, EpisodeInfo, Exchange, Transcript, Turn
 
 TRANSCRIPT_FORMAT = 2
 """Version of the transcript's format."""
@@ -24,7 +25,7 @@ JOURNAL_NAME = "episodes.jsonl"
 
 _KEPT_INFO = (
     *("parse_error", "exit_code", "waits", "omitted_bytes", "confirmation_pending", "metrics", "instruction"),
-    *("rewards", "step_rewards", "verifier_output", "verifier_files"),
+    *("rewards", "step_rewards", "verifier_output", "verifier_files", "compacted"),
 )
 _KEPT_START = ("task", "sandbox", "instruction", "transport", "setup", "fork_mode", "metrics")
 _LOGPROB_DIGITS = 4
@@ -49,7 +50,12 @@ def episode_name(labels: Mapping[str, Any]) -> str:
 
 
 def write_transcript(
-    path: Path, transcript: Transcript, *, labels: dict[str, Any], error: str | None = None, dropped: str | None = None
+    path: StrPath,
+    transcript: Transcript,
+    *,
+    labels: dict[str, Any],
+    error: str | None = None,
+    dropped: str | None = None,
 ) -> None:
     """Write an episode to ``path``, whole or not at all.
 
@@ -79,6 +85,7 @@ def write_transcript(
         "verifier": _verifier(last),
         "settings": transcript.settings,
         "system_prompt": transcript.system_prompt,
+        **({"tools": list(transcript.tools)} if transcript.tools else {}),
         "start": _kept(transcript.start_info, _KEPT_START),
         "started": round(transcript.started, 3),
         "seconds": round(time.time() - transcript.started, 3),
@@ -86,11 +93,14 @@ def write_transcript(
         "final_observation": transcript.final_observation,
         **({} if transcript.tokens is None else {"tokens": write_tokens(transcript.tokens)}),
     }
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
+    if "snapshot" not in labels:
+        trace_episode(document)
 
 
-def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
+def read_transcript(path: StrPath) -> tuple[Transcript, dict[str, Any]]:
     """Return an episode that :func:`write_transcript` wrote, and the whole document.
 
     Both include the turns that :func:`append_turns` added.
@@ -98,7 +108,7 @@ def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
     Raises:
         UsageError: The file can't be read, or is not a transcript of this version.
     """
-    remedy = "name the transcript of an episode, or a snapshot"
+    path, remedy = Path(path), "name the transcript of an episode, or a snapshot"
     try:
         document, added = read_grown(path, remedy=remedy)
         if document.get("format") != TRANSCRIPT_FORMAT:
@@ -108,6 +118,7 @@ def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
         turns = [_read_turn(number, turn) for number, turn in enumerate(document["turns"], start=1)]
         transcript = Transcript(turns, document["final_observation"], document["started"], document["system_prompt"])
         transcript.settings = document.get("settings")
+        transcript.tools = document.get("tools", ())
         transcript.tokens = read_tokens(document["tokens"]) if "tokens" in document else None
         transcript.start_info = cast("EpisodeInfo", {"turn": 0, "metrics": {}, **document["start"]})
     except UsageError:
@@ -117,6 +128,37 @@ def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(f"{path} is not a complete transcript ({exc!r}): {remedy}") from exc
     return transcript, document
+
+
+def transcripts_of(run: StrPath) -> list[Path]:
+    """Return the paths of a run's transcripts by their names. A sandbox may have made links and pipes among them.
+
+    Raises:
+        UsageError: There are none.
+    """
+    found = sorted((Path(run) / "transcripts").rglob("*.json"))
+    if not found:
+        raise no_transcript(run)
+    return found
+
+
+def no_transcript(run: StrPath) -> UsageError:
+    """Return the error about a run without a complete transcript."""
+    return UsageError(f"{run} has no transcript: give the folder of a run that has the folder transcripts")
+
+
+def conversations(turns: Sequence[Turn], tokens: Sequence[int]) -> list[Sequence[int]]:
+    """Return for each turn the token ids of its conversation, which begin with the turn's prompt and answer.
+
+    Args:
+        turns: An episode's turns.
+        tokens: The token ids of its last conversation.
+    """
+    found: list[Sequence[int]] = []
+    for turn in reversed(turns):
+        tokens = tokens if turn.compaction is None else turn.compaction.tokens
+        found.append(tokens)
+    return found[::-1]
 
 
 def append_turns(
@@ -213,8 +255,27 @@ def _read_turn(number: int, turn: dict[str, Any]) -> Turn:
         logprobs=_read_logprobs(turn.get("logprobs")),
         version=turn.get("version"),
         thinking_sec=turn["thinking_sec"],
+        queued_sec=turn.get("queued_sec"),
         commands=None if commands is None else tuple(Command(keys, seconds) for keys, seconds in commands),
+        compaction=read_compaction(turn.get("compaction")),
     )
+
+
+def _compaction(compaction: Compaction) -> dict[str, Any]:
+    exchanges = [list(item) for item in compaction.exchanges]
+    return {"kind": compaction.kind, "exchanges": exchanges, "tokens": write_tokens(compaction.tokens)}
+
+
+def read_compaction(written: Mapping[str, Any] | None) -> Compaction | None:
+    """Return the compaction in a turn of a transcript's document; None if there is none.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is not complete.
+    """
+    if written is None:
+        return None
+    exchanges = tuple(Exchange(*item) for item in written["exchanges"])
+    return Compaction(written["kind"], read_tokens(written["tokens"]), exchanges)
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
@@ -230,5 +291,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "thinking_sec": None if turn.thinking_sec is None else round(turn.thinking_sec, 3),
         "logprobs": None if turn.logprobs is None else _rounded(turn.logprobs),
         **({} if turn.version is None else {"version": turn.version}),
+        **({} if turn.queued_sec is None else {"queued_sec": round(turn.queued_sec, 3)}),
+        **({} if turn.compaction is None else {"compaction": _compaction(turn.compaction)}),
         **_kept(turn.info, _KEPT_INFO),
     }

@@ -2,14 +2,16 @@
 
 In the order in which an episode meets them: :class:`Command` and :class:`ActionFormat`, :class:`EpisodeInfo` with
 :class:`ResetInfo`, :class:`EndInfo` and :class:`StepResult`, :class:`ChatMessage` and :class:`ChatCodec`,
-:class:`Sample`, :class:`TokenStep`, :class:`Turn`, :class:`TokenTransition`, :class:`EndReason`,
-:class:`TokenSequence`, :class:`Transcript`, :class:`Rollout`.
+:class:`Sample`, :class:`TokenStep`, :class:`Exchange`, :class:`Compaction`, :class:`Turn`,
+:class:`TokenTransition`, :class:`EndReason`, :class:`TokenSequence`, :class:`Transcript`, :class:`Rollout`.
 Configuration objects are in :mod:`harbor_gym.config`, errors in :mod:`harbor_gym.errors`.
 """
 
+import dataclasses
 import math
+import reprlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from numbers import Integral, Real
@@ -34,6 +36,23 @@ DEFAULT_SANDBOX = "local"
 
 DEFAULT_MAX_TURNS = 50
 """The default limit of turns of every command and adapter, for our own loop and for agents."""
+
+
+_SHORT = reprlib.Repr(maxlevel=2, maxlist=4, maxtuple=4, maxdict=4, maxstring=60, maxother=200)
+
+
+class _Record:
+    """A data class with thousands of tokens, of which a notebook shows the first few, and no optional field without
+    content."""
+
+    def __repr__(self) -> str:
+        shown: list[str] = []
+        for each in dataclasses.fields(cast("Any", self)):
+            value = getattr(self, each.name)
+            is_required = each.default is each.default_factory is dataclasses.MISSING
+            if is_required or not (value is None or (isinstance(value, Sized) and not len(value))):
+                shown.append(f"{each.name}={_SHORT.repr(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +153,9 @@ class ExecutorKind(StrEnum):
 ForkMode = Literal["auto", "replay", "exact"]
 """How a running episode is copied; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`."""
 
+StartRule = Literal["mid", "uniform", "backward"]
+"""Which turn of an earlier episode others begin after; see :attr:`harbor_gym.TerminalEnvConfig.start_turn`."""
+
 TrainSegments = Literal["main", "all"]
 """Which conversations of an agent's episode are trained: its own, or those of its side calls (sub-agents) too."""
 
@@ -178,6 +200,9 @@ class EpisodeInfo(TypedDict, total=False):
 
     omitted_bytes: int
     """Bytes of output left out of the observation by its budget."""
+
+    compacted: str
+    """In tokens, where the next prompt is shorter than this one: how, and what was left out."""
 
     confirmation_pending: bool
     """The policy declared the task complete and was asked to confirm."""
@@ -230,7 +255,8 @@ class EpisodeInfo(TypedDict, total=False):
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
     ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``time/replay_sec`` (of a copy by replay),
     ``time/dump_sec`` and ``fork/dump_bytes`` (of an exact copy: the dump that it shares with the others),
-    ``mcp/calls`` and ``mcp/failed`` (calls of MCP servers' tools in the episode, where it has such tools),
+    ``compactions`` (of the episode's prompts, at its end, where ``compaction`` is set), ``mcp/calls`` and
+    ``mcp/failed`` (calls of MCP servers' tools in the episode, where it has such tools),
     ``stopped_processes`` (the policy's processes that were stopped before grading), ``oom_kills`` (where the sandbox
     reports it), ``zero_reward_on_limit`` (1 where that setting applied); with a warm pool ``pool/hit`` and
     ``pool/wait_sec``."""
@@ -281,9 +307,13 @@ class StepResult(NamedTuple):
         Raises:
             UsageError: The episode is not over.
         """
-        if not self.done:
-            raise UsageError("the episode is not over: read its end when done is true")
-        return cast("EndInfo", self.info)
+        return _ended(self.info, self.done)
+
+
+def _ended(info: EpisodeInfo, done: bool) -> EndInfo:
+    if not done:
+        raise UsageError("the episode is not over: read its end when done is true")
+    return cast("EndInfo", info)
 
 
 # -- chats and tokens ------------------------------------------------------------------------------------------------
@@ -324,8 +354,8 @@ _LEAST_LOGPROB, _ROUNDING = -1e30, 1e-4
 """Limits of a log-probability: a finite number of 32 bits, and above 0 only as far as an engine's softmax rounds."""
 
 
-@dataclass(frozen=True)
-class Sample:
+@dataclass(frozen=True, repr=False)
+class Sample(_Record):
     """One sampled message."""
 
     tokens: Sequence[int]
@@ -340,6 +370,9 @@ class Sample:
     version: int | None = None
     """Version of the weights that sampled it, in training steps; None where the sampler does not report it."""
 
+    queued_sec: float | None = None
+    """Seconds that the prompt waited before its sampling began; None where the sampler does not report it."""
+
     def checked(self, *, max_tokens: int | None = None) -> "Sample":
         """Return the sample with its numbers as ``int`` and ``float``, if they can be trained on.
 
@@ -347,9 +380,14 @@ class Sample:
             max_tokens: The most tokens that were asked for; None is no limit.
 
         Raises:
-            SamplerError: There are too many tokens, one of them is no token id, or its log-probability is missing, no
-                number, not finite or positive. The message has its position, counted from 0.
+            SamplerError: The message ended in another way than those of ``stop_reason``, there are too many tokens, one
+                of them is no token id, or its log-probability is missing, no number, not finite or positive. The
+                error's text has its position, counted from 0.
         """
+        if self.stop_reason not in ("stop", "length"):
+            raise SamplerError(
+                f"the engine ended a message with {self.stop_reason!r:.200}, which is neither stop nor length"
+            )
         count = len(self.tokens)
         if max_tokens is not None and count > max_tokens:
             raise SamplerError(f"the engine sampled {count} tokens, and {max_tokens} were asked for")
@@ -371,12 +409,13 @@ Sampler = Callable[[Sequence[int]], Awaitable[Sample]]
 """Samples one message for a prompt given as token ids."""
 
 
-@dataclass(frozen=True)
-class TokenStep:
+@dataclass(frozen=True, repr=False)
+class TokenStep(_Record):
     """The result of one sampled message."""
 
     observation: list[int]
-    """Token ids of the whole next prompt, which begins with the last prompt and the sampled tokens; empty when done."""
+    """Token ids of the whole next prompt; empty when done. It begins with the last prompt and the sampled tokens, but
+    after a compaction (``info["compacted"]``)."""
 
     reward: float
     """Reward of this step."""
@@ -387,9 +426,46 @@ class TokenStep:
     info: EpisodeInfo
     """See :class:`EpisodeInfo`."""
 
+    @property
+    def end(self) -> EndInfo:
+        """As :attr:`StepResult.end`."""
+        return _ended(self.info, self.done)
 
-@dataclass(frozen=True)
-class Turn:
+
+class Exchange(NamedTuple):
+    """An answer in a prompt, and what was shown after it; lengths in tokens."""
+
+    turn: int
+    """The answer's turn, from 1."""
+
+    sampled: int
+    """Length of the answer."""
+
+    shown: int
+    """Length of what stands between it and the next answer."""
+
+    @property
+    def size(self) -> int:
+        """The length of both."""
+        return self.sampled + self.shown
+
+
+@dataclass(frozen=True, repr=False)
+class Compaction(_Record):
+    """The end of a conversation whose episode goes on in a shorter one; see ``TerminalEnvConfig.compaction``."""
+
+    kind: str
+    """``window``."""
+
+    tokens: Sequence[int]
+    """Token ids of the conversation that ended: the turn's prompt and its answer."""
+
+    exchanges: tuple[Exchange, ...]
+    """What the next turn's prompt has after its first message."""
+
+
+@dataclass(frozen=True, repr=False)
+class Turn(_Record):
     """One turn as text, for transcripts."""
 
     observation: str
@@ -419,15 +495,21 @@ class Turn:
     thinking_sec: float | None = None
     """Seconds from showing the observation to receiving the answer."""
 
+    queued_sec: float | None = None
+    """Seconds of these that the prompt waited before its sampling began, where it is known."""
+
     commands: Sequence[Command] | None = None
     """The commands, where ``step`` was given these instead of a message."""
+
+    compaction: Compaction | None = None
+    """Set where the next turn's prompt does not extend this one's, but was made shorter."""
 
 
 # -- rollouts --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TokenTransition:
+@dataclass(frozen=True, repr=False)
+class TokenTransition(_Record):
     """One prompt and the message sampled for it."""
 
     prompt: Sequence[int]
@@ -480,9 +562,13 @@ class SampledSpan:
     """Whether the tokens are trained."""
 
 
-@dataclass(frozen=True)
-class TokenSequence:
-    """One training sequence. ``completion``, ``mask`` and ``logprobs`` have one length: the prompt is never trained."""
+@dataclass(frozen=True, repr=False)
+class TokenSequence(_Record):
+    """One training sequence. The prompt is never trained.
+
+    ``completion``, ``mask`` and ``logprobs`` have the completion's length. ``token_ids``, ``token_roles``,
+    ``token_mask`` and ``token_logprobs`` have the length of the whole.
+    """
 
     prompt: list[int]
     """The first prompt, token ids."""
@@ -503,7 +589,17 @@ class TokenSequence:
         return [*self.prompt, *self.completion]
 
     @property
-    def roles(self) -> list[TokenRole]:
+    def token_mask(self) -> list[int]:
+        """1 for a token of ``token_ids`` that is trained, 0 for any other."""
+        return [*[0] * len(self.prompt), *self.mask]
+
+    @property
+    def token_logprobs(self) -> list[float]:
+        """``logprobs`` for each of ``token_ids``: 0.0 for the prompt's."""
+        return [*[0.0] * len(self.prompt), *self.logprobs]
+
+    @property
+    def token_roles(self) -> list[TokenRole]:
         """The role of each of ``token_ids``."""
         behind = self._behind(TokenRole.OBSERVATION, lambda span: TokenRole.SAMPLED)
         return [*[TokenRole.PROMPT] * len(self.prompt), *behind]
@@ -544,8 +640,8 @@ class TokenSequence:
         return values
 
 
-@dataclass
-class Transcript:
+@dataclass(repr=False)
+class Transcript(_Record):
     """An episode as text, growing turn by turn."""
 
     turns: list[Turn] = field(default_factory=list)
@@ -554,6 +650,9 @@ class Transcript:
     """Seconds since the epoch."""
 
     system_prompt: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Schemas of the tools that one of Harbor's agents declared, as chat completions have them."""
+
     start_info: EpisodeInfo | None = None
     """The info of ``reset``; None where it failed."""
 
@@ -564,7 +663,9 @@ class Transcript:
     """Reward and info of an end that followed no answer: the next prompt did not fit."""
 
     tokens: Sequence[int] | None = None
-    """Token ids of the last prompt, where a token policy played. Each turn's prompt is a prefix of it."""
+    """Token ids of the last prompt, and of its answer once that has ended the episode, where a token policy played.
+    Each turn's prompt is a prefix of it, but those before a compaction, see
+    :func:`harbor_gym.transcripts.conversations`."""
 
     @property
     def reward(self) -> float:
@@ -585,8 +686,8 @@ class Transcript:
         return [*start, *(turn.info for turn in self.turns), *([] if self.cut is None else [self.cut[1]])]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Rollout(_Record):
     """A finished episode, by any player. With an infrastructure error there is no reward: mask or retry it."""
 
     end_reason: EndReason
@@ -599,7 +700,8 @@ class Rollout:
     """Why there is no reward."""
 
     transitions: Sequence[TokenTransition] = ()
-    """From :func:`harbor_gym.run_episode`: one per turn. Each prompt begins with the last prompt and its sample."""
+    """From :func:`harbor_gym.run_episode`: one per turn. Each prompt begins with the last prompt and its sample, but
+    the first one after a compaction, where :func:`harbor_gym.merge` begins a new sequence."""
 
     segments: Sequence[TokenSequence] = ()
     """From :class:`harbor_gym.adapters.harbor.RolloutInterface`: the policy's training sequences; one, unless a prompt

@@ -85,20 +85,41 @@ class TerminalEnvWrapper:
     Args:
         env: The environment. This object owns it from now on.
 
+    ``async with`` closes it at the end of the block.
+
     Example::
 
+        from harbor_gym import (
+            Action,
+            AsyncTerminalGymEnv,
+            StepResult,
+            TerminalEnvConfig,
+            TerminalEnvWrapper,
+            WarmPool,
+        )
+
+
         class StepCost(TerminalEnvWrapper):
-            async def step(self, action):
+            async def step(self, action: Action) -> StepResult:
                 result = await super().step(action)
                 return result._replace(reward=result.reward - 0.01)
 
 
-        def make_env(config, *, pool=None):
+        def make_env(config: TerminalEnvConfig, *, pool: WarmPool | None = None) -> StepCost:
             return StepCost(AsyncTerminalGymEnv(config, pool=pool))
     """
 
     def __init__(self, env: TerminalEnv) -> None:
         self.env = env
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.env!r}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     @property
     def config(self) -> PromptConfig:

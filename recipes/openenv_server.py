@@ -6,8 +6,8 @@
 Without a token in the environment one is generated, and printed once. See docs/openenv.md for clients.
 """
 
-from harbor_gym.adapters.openenv import ServerConfig
 from harbor_gym.cli.recipes.openenv import serve_app
+from harbor_gym.openenv import ServerConfig
 
 
 class Config(ServerConfig):

@@ -5,12 +5,11 @@ r"""Train a policy on Harbor tasks with SkyRL. Needs GPUs, and vLLM for the engi
     python recipes/skyrl_grpo.py 'harbor.tasks=["tasks"]' harbor.env.agent=terminus-2 trainer.fully_async.enabled=true
 
 Every field of SkyRL's configuration is a flag, ``key.path=value``, and so are those of the section ``harbor``
-(``harbor_gym.adapters.skyrl.HarborSettings``). The list below has the differences from SkyRL's defaults.
+(``harbor_gym.skyrl.HarborSettings``). The list below has the differences from SkyRL's defaults.
 """
 
 import sys
 
-from harbor_gym.adapters.skyrl import main
 from harbor_gym.cli.shared import one_line_errors
 
 DEFAULTS = (
@@ -30,5 +29,7 @@ DEFAULTS = (
 )
 
 if __name__ == "__main__":
-    with one_line_errors("skyrl_grpo.py"):
+    with one_line_errors():
+        from harbor_gym.skyrl import main
+
         main([*DEFAULTS, *sys.argv[1:]])

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
-from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.errors import UsageError
+from harbor_gym.trl import HarborSpec
 from harbor_gym.types import DEFAULT_SANDBOX
 
 
@@ -42,7 +42,7 @@ def main(
     tiny: Annotated[bool, typer.Option(help="A policy made on the spot, on a CPU.")] = False,
 ) -> None:
     """Train."""
-    with one_line_errors("trl_async.py"):
+    with one_line_errors():
         if tiny:
             from tiny_trl.runs import train_letters_async
 

@@ -16,9 +16,9 @@ import typer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.errors import UsageError
+from harbor_gym.trl import HarborSpec
 from harbor_gym.types import DEFAULT_SANDBOX
 
 
@@ -41,7 +41,7 @@ def main(
     tiny: Annotated[bool, typer.Option(help="A policy made on the spot, on a CPU: bash or terminal.")] = False,
 ) -> None:
     """Train."""
-    with one_line_errors("trl_grpo.py"):
+    with one_line_errors():
         if tiny:
             from tiny_trl.runs import train_letters
 

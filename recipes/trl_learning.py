@@ -32,7 +32,7 @@ def main(
 ) -> None:
     """Train, print where each run began and ended, and draw."""
     curves: dict[str, list[list[float]]] = {agent: [] for agent in WAYS}
-    with one_line_errors("trl_learning.py"):
+    with one_line_errors():
         for seed in range(seeds):
             for agent in WAYS:
                 folder = runs / f"{agent}-seed{seed}"

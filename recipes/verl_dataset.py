@@ -6,7 +6,6 @@ python recipes/verl_dataset.py tasks --out train.parquet --agent-name harbor_age
 
 import argparse
 
-from harbor_gym.adapters.verl import write_dataset
 from harbor_gym.cli.shared import one_line_errors
 
 if __name__ == "__main__":
@@ -16,5 +15,7 @@ if __name__ == "__main__":
     parser.add_argument("--agent-name", default="harbor_terminal", help="a name of recipes/verl_loops.yaml")
     parser.add_argument("--data-source", default="harbor", help="the name under which verl reports a validation")
     args = parser.parse_args()
-    with one_line_errors("verl_dataset.py"):
+    with one_line_errors():
+        from harbor_gym.verl import write_dataset
+
         print(write_dataset(args.tasks, args.out, agent_name=args.agent_name, data_source=args.data_source))

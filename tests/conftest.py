@@ -57,6 +57,9 @@ def pytest_configure() -> None:
     Two libraries are kept from the network.
     """
     use_unpacked_engines()
+    # Container images often set it: each of the many processes that tests start would compile its imports anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else litellm downloads its prices
     os.environ["HARBOR_TELEMETRY"] = "0"  # else a job starts a process that outlives it
     os.environ["GOGC"] = "800"  # buildah, Docker's client and Apptainer end before they have garbage worth a search

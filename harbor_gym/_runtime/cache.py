@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harbor_gym._runtime.errors import UsageError
 from harbor_gym._runtime.json_files import object_or_empty
 from harbor_gym._runtime.rootless import remove_tree
-from harbor_gym.errors import UsageError
 
 _LOCK_POLL_SEC = 0.05
 _USED = ".used"
@@ -44,6 +44,13 @@ def cache_dir() -> Path:
         UsageError: It can't be made.
     """
     return _made(cache_path())
+
+
+def mountpoint() -> Path:
+    """Return an empty directory, made if absent, where each sandbox's files are mounted in a namespace of its own."""
+    place = cache_dir() / "mountpoint"
+    place.mkdir(exist_ok=True)
+    return place
 
 
 def cache_limit() -> int | None:
@@ -123,6 +130,32 @@ async def locked(name: str, *, shared: bool = False) -> AsyncGenerator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextlib.asynccontextmanager
+async def building() -> AsyncGenerator[None]:
+    """Hold one of the places for builds, of which there is one for each processor, against all that share the cache.
+
+    A build begins within it, and whatever limits the build's time: the wait for a place is no part of the build.
+    """
+    async with locked("building"):  # one of those who wait looks for a place
+        while True:
+            if (handle := _free_place()) is not None:
+                break
+            await asyncio.sleep(_LOCK_POLL_SEC)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _free_place() -> int | None:
+    for number in range(len(os.sched_getaffinity(0))):
+        handle = _open_lock(f"building-{number}")
+        if _flock(handle, fcntl.LOCK_EX):
+            return handle
+        os.close(handle)
+    return None
 
 
 @contextlib.contextmanager

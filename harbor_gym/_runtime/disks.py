@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_path
-from harbor_gym.errors import UsageError
+from harbor_gym._runtime.errors import UsageError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REMEDIES = {
@@ -41,7 +41,9 @@ def describe_disk_failure(error: BaseException, written: Path | None = None) -> 
     number, place = _number_and_place(error)
     if number not in _REMEDIES:
         return None
-    shown = place or (str(written) if written else "") or " and ".join(map(str, _full_places())) or "a disk"
+    shown = place or (str(written) if written else "") or " and ".join(map(str, _full_places()))
+    if not shown:
+        return f"{os.strerror(number)} on a disk, or where standard output goes to: {_REMEDIES[number]}"
     return f"{shown}: {os.strerror(number)}: {_REMEDIES[number]}, or {_other_folder(shown)}"
 
 

@@ -11,7 +11,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
-from harbor_gym.errors import UsageError
+from harbor_gym._runtime.errors import UsageError
+
+StrPath = str | os.PathLike[str]
+"""A path, as public functions take it."""
 
 _REASONS = {
     errno.ENOENT: "it is not there",

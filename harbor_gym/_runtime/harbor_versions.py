@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import inspect
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, create_model
+from pydantic import create_model
 
-from harbor_gym.errors import UsageError
+from harbor_gym._runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -178,23 +177,13 @@ def resource_capabilities(*, cpu_limit: bool = False, memory_limit: bool = False
     return EnvironmentResourceCapabilities(cpu_limit=cpu_limit, memory_limit=memory_limit, **fractions)
 
 
-def declares_options[T: type[BaseEnvironment]](kind: T) -> T:
-    """Give a sandbox class the model of its options that Harbor validates and prints since 0.26.
-
-    The model is read from the class's own constructor: names, types, defaults, and their text in its docstring.
-    """
-    if VERSION < _TYPED_OPTIONS:
-        return kind
-    shared = importlib.import_module("harbor.environments.options").EnvironmentOptions
-    hints, texts = get_type_hints(kind.__init__), _descriptions(inspect.getdoc(kind.__init__) or "")
-    fields: dict[str, Any] = {
-        name: (hints[name], Field(default=parameter.default, description=texts.get(name)))
-        for name, parameter in inspect.signature(kind.__init__).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    base = getattr(kind, "options_model", None) or shared
-    model = create_model(f"{kind.__name__}Options", __base__=base, __module__=kind.__module__, **fields)
-    setattr(kind, "options_model", model)  # noqa: B010  # a name that older Harbors' types lack
+def declares_options[T](kind: type[T]) -> type[T]:
+    """Let Harbor validate and print a sandbox class's ``own_options``, a pydantic model, as it does since 0.26."""
+    if VERSION >= _TYPED_OPTIONS:
+        shared = importlib.import_module("harbor.environments.options").EnvironmentOptions
+        bases = getattr(kind, "own_options"), getattr(kind, "options_model", None) or shared  # noqa: B009  # one each
+        model = create_model(f"{kind.__name__}Options", __base__=bases, __module__=kind.__module__)
+        setattr(kind, "options_model", model)  # noqa: B010  # a name that older Harbors' types lack
     return kind
 
 
@@ -225,10 +214,3 @@ def _place(finding: Any, root: Path) -> str:
     path = Path(finding.path)
     shown = path.relative_to(root) if path.is_relative_to(root) else path
     return str(shown) if finding.line is None else f"{shown}:{finding.line}"
-
-
-def _descriptions(docstring: str) -> dict[str, str]:
-    """Return the text of each argument in a Google docstring."""
-    _, _, arguments = docstring.partition("Args:\n")
-    entries = re.findall(r"^    \*{0,2}(\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}

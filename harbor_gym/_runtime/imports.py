@@ -1,58 +1,46 @@
 """Objects by name: those of a package, imported when first used, and ``module.path:attribute`` of a configuration."""
 
-import ast
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym._runtime.errors import MissingDependencyError, UsageError
 
 
 def lazy_names(
-    package: str, file: str, *, also: Sequence[str] = (), requires: Sequence[str] = (), install: str = ""
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's ``__getattr__``, which imports a name's module at its first use, and its ``__dir__``.
+    package: str, homes: Mapping[str, str], *, requires: Sequence[str] = (), install: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return a package's ``__getattr__``, which imports a name's module at its first use, ``__dir__`` and ``__all__``.
 
-    The names are those that the package imports in its one ``if TYPE_CHECKING``; ``__all__`` lists them.
+    Type checkers take the same names from the package's ``if TYPE_CHECKING``; a test holds the two together.
 
     Args:
         package: The package's ``__name__``.
-        file: The package's ``__file__``.
-        also: Public names that the package defines itself.
-        requires: Modules of an extra, without which no name can be used.
+        homes: Module → its names, separated by spaces. A module of the package begins with a dot; ``"."`` is the
+            package itself, for names that it defines.
+        requires: Modules of an extra, without which no name of another module can be used.
         install: The requirement that pip installs for them.
 
     Raises:
         AttributeError: By ``__getattr__``: the package has no such name.
         MissingDependencyError: By ``__getattr__``: the extra is not installed.
     """
-
-    @cache
-    def homes() -> dict[str, str]:
-        body = ast.parse(Path(file).read_bytes()).body
-        (typed,) = (node for node in body if isinstance(node, ast.If))
-        imports = (node for node in typed.body if isinstance(node, ast.ImportFrom))
-        return {alias.name: str(node.module) for node in imports for alias in node.names}
-
-    def names() -> list[str]:
-        return sorted([*homes(), *also])
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+    every = sorted(home_of)
 
     def get(name: str) -> Any:
-        if name == "__all__":
-            return names()
-        if name.startswith("__") or name not in homes():
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if missing := [module for module in requires if find_spec(module) is None]:
+        home = home_of[name]
+        if home != "." and (missing := [module for module in requires if find_spec(module) is None]):
             raise MissingDependencyError(f"{package} needs {missing[0]}: pip install {install}")
-        return getattr(import_module(homes()[name]), name)
+        return getattr(import_module(home, package), name)
 
-    return get, names
+    return get, every.copy, every
 
 
 def use_litellms_own_prices() -> None:
@@ -85,6 +73,12 @@ def import_named(name: str, *, what: str) -> Any:
     if not callable(found):
         raise UsageError(f"{what} {name!r} is a {type(found).__name__}, which can't be called")
     return found
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's ``module.path:attribute``, by which :func:`import_named` finds one at a top level."""
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 @contextmanager

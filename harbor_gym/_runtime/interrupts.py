@@ -1,11 +1,10 @@
-"""SIGTERM and SIGHUP handled as Ctrl-C, so that the same code cleans up after all three."""
+"""SIGTERM and SIGHUP handled as Ctrl-C, or as an exit, so that the same code cleans up after all."""
 
 import contextlib
-import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import NoReturn
 
@@ -48,16 +47,18 @@ def ends_as_interrupts() -> Generator[Termination]:
             signal.signal(number, handler)
 
 
-def end_at_interrupt_of_module(name: str) -> None:
-    """End the process at Ctrl-C, unless it is ignored, where ``python -m NAME`` imports the package to run it.
+def exit_on_sigterm() -> Callable[[], object]:
+    """Turn SIGTERM into an exit of this process that runs all cleanup, if nothing else handles it.
 
-    A library that is being imported may swallow the exception.
+    Returns:
+        A function that restores the previous handler.
     """
-    is_starting = sys.argv[:1] == ["-m"] and name in sys.orig_argv  # as the interpreter has it until the module runs
-    if is_starting and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, end_now)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return lambda: None
+    signal.signal(signal.SIGTERM, _exit)
+    return lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def end_now(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the process with the status of a signal. Nothing has been started or written."""
-    os._exit(128 + number)
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)

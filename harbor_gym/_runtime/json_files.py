@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+from harbor_gym._runtime.errors import UsageError
 from harbor_gym._runtime.files import replace_text
-from harbor_gym.errors import UsageError
 
 
 def read_document(path: Path, *, remedy: str) -> dict[str, Any]:

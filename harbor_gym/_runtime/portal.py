@@ -18,8 +18,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor  # exit hooks run backwards: its own must be registered before ours
 from typing import Any, NoReturn, Protocol
 
+from harbor_gym._runtime.errors import UsageError
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import UsageError
 
 type Closer = Callable[[], Coroutine[Any, Any, None]]
 
@@ -96,7 +96,7 @@ class Portal:
         except BaseException:
             if not call.outcome.done():  # raised in this thread, while waiting
                 self._loop.call_soon_threadsafe(call.cancel)
-                concurrent.futures.wait((call.outcome,))
+                concurrent.futures.wait((call.outcome,))  # else Ctrl-C would end the process beside a running sandbox
             raise
 
     def submit[**P, T](
@@ -206,7 +206,7 @@ class Portal:
     ) -> "_Call[T]":
         self._check_caller()
         call: _Call[T] = _Call()
-        self._calls.add(call)
+        self._calls.add(call)  # before it is scheduled, so that a loop that closes meanwhile refuses it
         call.outcome.add_done_callback(lambda _: self._calls.discard(call))
         work = function(*args, **kwargs)
         try:

@@ -63,10 +63,8 @@ def refusal(min_linux: tuple[int, int] = _MIN_LINUX) -> tuple[str, str]:
     Args:
         min_linux: The oldest version of Linux that will do; by default the first with user attributes on tmpfs.
     """
-    release = platform.release()
-    if tuple(map(int, re.findall(r"\d+", release)[:2])) < min_linux:
-        newest = ".".join(map(str, min_linux))
-        return f"Linux {release} is too old for sandboxes of an ordinary user", f"boot Linux {newest} or newer"
+    if (too_old := age_refusal(min_linux))[0]:
+        return too_old
     if (switched := switch_refusal())[0]:
         return switched
     if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
@@ -76,6 +74,15 @@ def refusal(min_linux: tuple[int, int] = _MIN_LINUX) -> tuple[str, str]:
         if ids_in(text_or_empty(path), user, os.getuid()) < _MIN_IDS:
             return f"{user} has less than {_MIN_IDS} ids in {path}", f"usermod {option} 100000-165535 {user}"
     return _trial()
+
+
+def age_refusal(min_linux: tuple[int, int] = _MIN_LINUX) -> tuple[str, str]:
+    """Return whether the kernel is too old, and the remedy; see :func:`refusal`."""
+    release = platform.release()
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) >= min_linux:
+        return "", ""
+    newest = ".".join(map(str, min_linux))
+    return f"Linux {release} is too old for sandboxes of an ordinary user", f"boot Linux {newest} or newer"
 
 
 def switch_refusal(switches: Mapping[Path, tuple[str, str]] = _SWITCHES) -> tuple[str, str]:

@@ -4,13 +4,14 @@ import contextlib
 import functools
 import hashlib
 import logging
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir
-from harbor_gym._runtime.files import publishing_once
-from harbor_gym.errors import UsageError
+from harbor_gym._runtime.errors import UsageError
+from harbor_gym._runtime.files import StrPath, publishing_once
 
 _logger = logging.getLogger(__name__)
 
@@ -20,9 +21,9 @@ _IGNORED = ("__pycache__", "*.pyc")
 """Files that an installer may have added to a task's."""
 
 
-def is_shipped(path: str | Path) -> bool:
+def is_shipped(path: StrPath) -> bool:
     """Return whether a path is written like the name of a shipped task, ``task:NAME``."""
-    return str(path).startswith(PREFIX)
+    return os.fspath(path).startswith(PREFIX)
 
 
 def shipped_tasks() -> list[str]:
@@ -30,7 +31,7 @@ def shipped_tasks() -> list[str]:
     return sorted(path.parent.name for path in _source().glob("*/task.toml"))
 
 
-def resolve_shipped(path: str | Path) -> Path:
+def resolve_shipped(path: StrPath) -> Path:
     """Return the directory of the shipped task that a path names; any other path as it is.
 
     A task's files are copied once from the installed package into the cache, without an installer's files.
@@ -40,7 +41,7 @@ def resolve_shipped(path: str | Path) -> Path:
     """
     if not is_shipped(path):
         return Path(path)
-    name = str(path).removeprefix(PREFIX)
+    name = os.fspath(path).removeprefix(PREFIX)
     if name not in shipped_tasks():
         raise UsageError(
             f"no task {str(path)!r} is shipped; there are {', '.join(PREFIX + n for n in shipped_tasks())}"

@@ -24,10 +24,11 @@ def sandboxes_at_once(memory_mb: int) -> int:
     """
     if memory_mb < 1:
         raise UsageError(f"memory_mb must be at least 1, got {memory_mb}")
-    return max(1, min(_free_mb() // memory_mb, _SANDBOXES_PER_CPU * len(os.sched_getaffinity(0))))
+    return max(1, min(free_memory_mb() // memory_mb, _SANDBOXES_PER_CPU * len(os.sched_getaffinity(0))))
 
 
-def _free_mb() -> int:
+def free_memory_mb() -> int:
+    """Return the free memory of this machine, or of its container's limit if that is less, in MiB."""
     free = size_bytes("meminfo", "MemAvailable")
     assert free is not None, "Linux has it since 3.14"
     return min([free >> 20, *(limit >> 20 for path in _LIMITS if (limit := _limit(path)))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.harbor_versions import lint
 from harbor_gym.checking.carrying import candidates, what_remains
 from harbor_gym.checking.oracle import Oracle, do_nothing, has_solution
@@ -20,7 +22,7 @@ from harbor_gym.checking.trials import run_plain_oracle
 from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.errors import HarborGymError, TaskUnsupportedError, VerifierError
+from harbor_gym.errors import HarborGymError, SandboxError, TaskUnsupportedError, TerminalError, VerifierError
 from harbor_gym.tasks.oddities import find_oddities
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 async def check_tasks(
-    tasks: Sequence[Path | SourcedTask],
+    tasks: Sequence[StrPath | SourcedTask],
     plan: CheckPlan,
     *,
     concurrency: int = 1,
@@ -46,18 +48,18 @@ async def check_tasks(
     """
     slots = asyncio.Semaphore(concurrency)
 
-    async def check(task: Path | SourcedTask) -> TaskCheck:
+    async def check(task: StrPath | SourcedTask) -> TaskCheck:
         async with slots:
             checked = await check_task(task, plan)
         on_checked(checked)
         return checked
 
     async with asyncio.TaskGroup() as group:
-        checks = [group.create_task(check(task), name=f"harbor-gym-check-{task.name}") for task in tasks]
+        checks = [group.create_task(check(task), name="harbor-gym-check") for task in tasks]
     return [check.result() for check in checks]
 
 
-async def check_task(task: Path | SourcedTask, plan: CheckPlan) -> TaskCheck:
+async def check_task(task: StrPath | SourcedTask, plan: CheckPlan) -> TaskCheck:
     """Run the oracle, an agent that does nothing, and one that forges the reward.
 
     A failure of the task or the sandbox is not raised: it is the verdict's ``error``.
@@ -74,10 +76,10 @@ async def check_task(task: Path | SourcedTask, plan: CheckPlan) -> TaskCheck:
 class _Check:
     """One task's check while it runs: a later failure keeps the earlier findings."""
 
-    def __init__(self, task: Path | SourcedTask, plan: CheckPlan) -> None:
+    def __init__(self, task: StrPath | SourcedTask, plan: CheckPlan) -> None:
         self._plan = plan
-        if isinstance(task, Path):
-            self._found = TaskCheck(task=task.name, path=task)
+        if isinstance(task, str | os.PathLike):
+            self._found = TaskCheck(task=Path(task).name, path=Path(task))
         else:
             self._found = TaskCheck(task=task.name, path=task.path, source=task.source, commit=task.commit)
         self._path = self._found.path
@@ -94,6 +96,7 @@ class _Check:
             self._note(
                 error=f"{self._doing}: {' '.join(str(exc).split())}",
                 refused=isinstance(exc, TaskUnsupportedError),
+                is_lost=isinstance(exc, SandboxError | TerminalError),
                 output=last_lines(exc.diagnostics.get("verifier_output", "")),
             )
         return self._found
@@ -200,6 +203,7 @@ class _Check:
                 oracle=(*self._found.oracle, played.reward),
                 phases=played.phases,
                 output=self._found.output if played.reward == SOLVED else played.output,
+                solved_output=played.output if played.reward == SOLVED else self._found.solved_output,
             )
 
     async def _compare_plain_trial(self) -> None:

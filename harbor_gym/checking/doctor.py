@@ -26,11 +26,11 @@ from harbor_gym.checking.capacity import USUAL_MEMORY_MB, sandboxes_at_once
 from harbor_gym.errors import HarborGymError, MissingDependencyError, SandboxError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
 from harbor_gym.sandboxes.apptainer import programs as apptainer
-from harbor_gym.sandboxes.local import cgroups, criu, own_ids
+from harbor_gym.sandboxes.local import criu
 from harbor_gym.sandboxes.local.environment import TOOLS
-from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, missing_packages
-from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES
-from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.local.options import LocalOptions
+from harbor_gym.sandboxes.supervisor import cgroups, own_ids, seccomp
+from harbor_gym.sandboxes.supervisor.network import NETWORK_PROGRAM, missing_packages
 from harbor_gym.sandboxes.supervisor.program import core_files
 from harbor_gym.sandboxes.supervisor.program.messages import MAX_OPEN_FILES
 
@@ -39,6 +39,8 @@ _REGISTRY = ("registry-1.docker.io", 443)
 _MIN_FREE_BYTES = 5 << 30
 _MACHINES = ("x86_64", "aarch64")
 _KEYS = ("TINKER_API_KEY", "HF_TOKEN")
+TINKER = ("tinker extra", "TINKER_API_KEY")
+"""What training with the Tinker service needs, as :attr:`Finding.what`."""
 _COMPOSE = "apt-get install -y docker-compose-v2 (Ubuntu), docker-compose (Debian 13), or docker-compose-plugin"
 
 
@@ -47,7 +49,7 @@ class Finding:
     """The result of one check of this machine."""
 
     area: str
-    """``local``, ``docker``, ``apptainer``, another sandbox's name, or ``other``."""
+    """``local``, ``docker``, ``apptainer``, another sandbox's name, ``train``, or ``other``."""
 
     what: str
     ok: bool
@@ -62,7 +64,8 @@ class Finding:
 
 
 def examine(env: str | None = None) -> list[Finding]:
-    """Check the requirements of one kind of sandbox, or of all. Starts no sandbox and takes about a second.
+    """Check the requirements of one kind of sandbox, or of all. Starts no sandbox; of all it takes seconds, since
+    Harbor's environments are imported.
 
     Args:
         env: A sandbox as ``--env`` takes it; None is all of them.
@@ -151,7 +154,6 @@ def _local() -> Iterable[Finding]:
     cost = "tasks run without a network" if rootless.is_rootless() else "tasks with a network are refused"
     yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
     yield _criu()
-    yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no harbor-gym base")
 
 
 def _criu() -> Finding:
@@ -167,8 +169,9 @@ def _criu() -> Finding:
 
 def _open_files(most: int, sandboxes: int) -> Finding:
     """Compare the machine's limit of open files with those that all sandboxes may open: no process may exceed it."""
-    held = sandboxes * DEFAULT_MAX_PROCESSES * MAX_OPEN_FILES
-    each = f"{DEFAULT_MAX_PROCESSES} processes with {MAX_OPEN_FILES} in each"
+    processes = LocalOptions().max_processes
+    held = sandboxes * processes * MAX_OPEN_FILES
+    each = f"{processes} processes with {MAX_OPEN_FILES} in each"
     cost = f"fs.file-max is {most}, and {sandboxes} sandboxes at once may hold {held} ({each})"
     fix = f"sysctl -w fs.file-max={2 * held}, or a smaller max_processes"
     return _finding("local", "open files", cost if most <= held else "", fix, note=f"{most} here", is_needed=False)
@@ -200,15 +203,15 @@ def _docker() -> Iterable[Finding]:
 
 
 def _apptainer() -> Iterable[Finding]:
-    for what, find in (
-        ("apptainer", apptainer.find_runtime),
-        ("squashfuse", lambda: apptainer.find_programs().squashfuse),
+    for what, find, is_needed, cost in (
+        ("squashfuse", lambda: apptainer.find_programs().squashfuse, True, ""),
+        ("apptainer", apptainer.find_runtime, False, ": images are only found here, not pulled or built"),
     ):
         try:
             yield Finding("apptainer", what, ok=True, note=find())
         except MissingDependencyError as exc:
             why, _, fix = str(exc).partition(": ")
-            yield Finding("apptainer", what, ok=False, note=why, fix=fix)
+            yield Finding("apptainer", what, ok=False, note=f"{why}{cost}", fix=fix, is_needed=is_needed)
     user = "an ordinary user" if rootless.is_rootless() else "root"
     refusal, fix = apptainer.refusal()
     yield _finding("apptainer", f"FUSE, {user}", refusal, fix)
@@ -226,9 +229,9 @@ def _registry() -> Iterable[Finding]:
         socket.create_connection(_REGISTRY, _ANSWER_TIMEOUT_SEC).close()
         refusal = ""
     except OSError:
-        refusal = "not reached: images that Docker does not have must be made here"
+        refusal = "not reached: images that Docker does not have must be loaded"
     yield _finding(
-        "docker", "registry", refusal, "harbor-gym base --docker debian:bookworm-slim", note=_REGISTRY[0],
+        "docker", "registry", refusal, "docker load --input FILE", note=_REGISTRY[0],
         is_needed=False,
     )  # fmt: skip
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbor_gym._runtime.files import StrPath
+from harbor_gym.config import RewardFunction
 from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.episode.grading.rewards import RewardFunction, reward_function
+from harbor_gym.episode.grading.rewards import reward_function
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import EnvironmentConfig
@@ -20,7 +21,7 @@ class CheckPlan:
     environment: EnvironmentConfig
     """The sandbox, as :func:`harbor_gym.sandboxes.environment_config` returns it."""
 
-    trials_dir: Path
+    trials_dir: StrPath
     """Directory for the trials' folders; the caller owns it."""
 
     repeat: int = 2
@@ -32,7 +33,7 @@ class CheckPlan:
     reward_key: str | None = None
     """As ``TerminalEnvConfig.reward_key``."""
 
-    reward_function: str | None = None
+    reward_function: str | RewardFunction | None = None
     """As ``TerminalEnvConfig.reward_function``."""
 
     verify_paths: VerifyPaths = "auto"

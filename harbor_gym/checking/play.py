@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.sandboxes.extensions import ReportsServices, SupportsVerifierView
 
 if TYPE_CHECKING:
-    from harbor_gym.episode import AgentPhase, Episode
+    from harbor_gym.episode import AgentPhase, Episode, PhaseEnd
 
 type Work = Callable[[Episode, AgentPhase], Awaitable[None]]
 """The work done in each agent phase of a running episode."""
@@ -55,8 +54,8 @@ async def play(
     work: Work,
     plan: CheckPlan,
     *,
-    verify_paths: VerifyPaths = "off",
-    ambiguous_failures: AmbiguousFailures = "zero",
+    verify_paths: VerifyPaths,
+    ambiguous_failures: AmbiguousFailures,
 ) -> Played:
     """Play one episode and return its result.
 
@@ -78,66 +77,38 @@ async def play(
     episode = Episode(
         await load_task(task_dir),
         plan.environment,
-        trials_dir=plan.trials_dir,
+        trials_dir=Path(plan.trials_dir),
         stop_timeout_sec=plan.stop_timeout_sec,
         verify_paths=verify_paths,
         ambiguous_failures=ambiguous_failures,
     )
+    ends: list[PhaseEnd] = []
+    agent_sec = 0.0
     try:
-        return await _Player(episode, plan).play(work)
-    finally:
-        await episode.close()
-
-
-class _Player:
-    """One running episode, and the sums over its phases."""
-
-    def __init__(self, episode: Episode, plan: CheckPlan) -> None:
-        self._episode = episode
-        self._plan = plan
-        self._keys: set[str] = set()
-        self._stopped = 0
-        self._is_broken = False
-        self._agent_sec = self._verify_sec = self._stop_sec = 0.0
-
-    async def play(self, work: Work) -> Played:
-        started = time.monotonic()
-        phase: AgentPhase | None = await self._episode.start()
-        start_sec = time.monotonic() - started
-        sandbox = phase.environment
-        rewards: dict[str, float] = {}
+        begun = time.monotonic()
+        phase: AgentPhase | None = await episode.start()
+        sandbox, started = phase.environment, time.monotonic()
         while phase is not None:
-            phase, rewards = await self._play_phase(phase, work)
+            entered = time.monotonic()
+            await work(episode, phase)
+            agent_sec += time.monotonic() - entered
+            ends.append(await episode.end_phase())
+            phase = ends[-1].next_phase
+        verify_sec = sum(end.verifier_sec for end in ends)
+        stop_sec = max(0.0, time.monotonic() - started - agent_sec - verify_sec)
+        rewards = ends[-1].episode_rewards
         return Played(
             # Work that breaks the sandbox beyond grading has failed.
-            reward=self._plan.scalar(rewards) if rewards or not self._is_broken else 0.0,
-            keys=frozenset(self._keys),
-            phases=PhaseSeconds(start_sec, self._agent_sec, self._verify_sec, self._stop_sec),
-            output=await self._output(),
-            stopped_processes=self._stopped,
+            reward=plan.scalar(rewards) if rewards or ends[-1].breakage is None else 0.0,
+            keys=frozenset(key for end in ends for key in end.rewards),
+            phases=PhaseSeconds(started - begun, agent_sec, verify_sec, stop_sec),
+            output=next((last_lines(end.verifier.output) for end in reversed(ends) if end.verifier is not None), ""),
+            stopped_processes=sum(end.stopped_processes for end in ends),
             supports_view=isinstance(sandbox, SupportsVerifierView),
             services=sandbox.services_note if isinstance(sandbox, ReportsServices) else None,
         )
-
-    async def _play_phase(self, phase: AgentPhase, work: Work) -> tuple[AgentPhase | None, dict[str, float]]:
-        begun = time.monotonic()
-        await work(self._episode, phase)
-        worked = time.monotonic()
-        end = await self._episode.end_phase()
-        self._agent_sec += worked - begun
-        self._verify_sec += end.verifier_sec
-        self._stop_sec += max(0.0, time.monotonic() - worked - end.verifier_sec)
-        self._stopped += end.stopped_processes
-        self._keys.update(end.rewards)
-        self._is_broken = end.breakage is not None
-        return end.next_phase, dict(end.episode_rewards)
-
-    async def _output(self) -> str:
-        from harbor_gym.episode.diagnostics import read_diagnostics
-
-        assert self._episode.trial_dir is not None
-        diagnostics = await asyncio.to_thread(read_diagnostics, self._episode.trial_dir)
-        return last_lines(diagnostics.get("verifier_output", ""))
+    finally:
+        await episode.close()
 
 
 def last_lines(text: str) -> str:

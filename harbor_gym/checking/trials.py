@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> tuple[float, str]:
     """Return the reward of the task's solution in Harbor's own trial, and the end of the verifier's output.
 
-    The trial has none of an episode's additions.
+    The trial has none of an episode's additions but that its image is built before the limit of its start begins.
 
     Args:
         task_dir: The directory of a well-formed task.
@@ -29,20 +29,19 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> tuple[float, str]
         VerifierError: There was no verdict, or no single reward in it.
     """
     from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
-    from harbor.trial.trial import Trial
 
-    from harbor_gym.episode._harbor_patches import silence_checksum
+    from harbor_gym.episode._harbor_patches import build_before_start, create_trial
     from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 
     config = TrialConfig(
         task=TaskConfig(path=task_dir),
-        trials_dir=plan.trials_dir,
+        trials_dir=Path(plan.trials_dir),
         agent=AgentConfig(name="oracle"),
         environment=plan.environment,
     )
     try:
-        trial = await Trial.create(config)
-        silence_checksum(trial.task)
+        trial = await create_trial(config, task_dir)
+        build_before_start(trial)
         require_separate_verifiers(trial)
     except (ImportError, OSError, TypeError, ValueError, RuntimeError, NotImplementedError) as exc:
         # Harbor's constructors refuse a task that the sandbox cannot hold; nothing has been started yet.

@@ -135,6 +135,9 @@ class TaskCheck:
     nop_output: str = ""
     """The last lines of the verifier's output in the last run of doing nothing that was rewarded."""
 
+    solved_output: str = ""
+    """The last lines of the verifier's output in the solution's last run with a full reward."""
+
     services: str | None = None
     """A sentence on how long the last start waited for services of the image's ENTRYPOINT; None without any."""
 
@@ -170,6 +173,9 @@ class TaskCheck:
 
     refused: bool = False
     """Whether that error is the sandbox's refusal."""
+
+    is_lost: bool = False
+    """Whether that error is the sandbox's or the terminal's, which another run may not have."""
 
     @property
     def verdict(self) -> Verdict:

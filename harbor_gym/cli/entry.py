@@ -1,7 +1,7 @@
 """The console script.
 
-Wheels have it as a separate module, since importing ``harbor_gym`` takes half a second. Before that import, Ctrl-C is
-set to end the process without a traceback, and text to UTF-8.
+Wheels have it as a separate module: before anything of ``harbor_gym`` is imported, Ctrl-C is set to end the process
+without a traceback, and text to UTF-8.
 """
 
 import io
@@ -17,6 +17,8 @@ _TERMINAL = "harbor_gym_terminal"
 
 def main() -> None:
     """Run the command line and end the process."""
+    if sys.platform == "win32":
+        sys.exit("harbor-gym: sandboxes need Linux, or macOS with Docker: on Windows install it in WSL")
     # A library may swallow a KeyboardInterrupt during its import.
     is_open = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_open:
@@ -30,7 +32,8 @@ def main() -> None:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    os._exit(128 + number)  # nothing has been started or written
+    os.write(2, b"interrupted before anything was started\n")
+    os._exit(128 + number)
 
 
 def _use_utf8() -> None:

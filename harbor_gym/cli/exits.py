@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from harbor_gym._runtime.console.progress import shown_by
 from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.interrupts import ends_as_interrupts
 from harbor_gym.cli.progress import PlainProgress
-from harbor_gym.cli.shared import echo
+from harbor_gym.cli.shared import MISUSED, echo
 from harbor_gym.errors import printable
 
 _RESTLESS = "tinker"
@@ -48,9 +49,15 @@ def _run(program: Callable[[], object]) -> int:
     on_stderr = PlainProgress(lambda line: echo(line, err=True))  # a program may read stdout
     with ends_as_interrupts() as termination, shown_by(on_stderr.bar):
         try:
+            Path.cwd()
+        except OSError:
+            sys.stderr.write("error: the folder that this command was started in is gone: change to another one\n")
+            return MISUSED
+        try:
             program()
             status = 0
         except KeyboardInterrupt:
+            sys.stderr.write("interrupted\n")
             status = 128 + signal.SIGINT
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -8,6 +8,7 @@ import typer
 from typer.main import get_command
 
 from harbor_gym.cli.plain_help import PlainCommand, PlainGroup
+from harbor_gym.cli.shared import loading
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class _Late(PlainCommand):
     @override
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Make the command and return its context."""
-        command = get_command(self._lazy.app())
+        with loading():
+            command = get_command(self._lazy.app())
         command.name = self.name
         return command.make_context(info_name, args, parent=parent, **extra)

@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 
 from harbor_gym import __version__
-from harbor_gym.cli import bench, nemo_gym, sif
+from harbor_gym.cli import nemo_gym, sif
 from harbor_gym.cli.exits import run_and_exit
 from harbor_gym.cli.lazy import LAZY, CommandsGroup, LazyCommand
-from harbor_gym.cli.machine import base, cache, doctor, reap, server
+from harbor_gym.cli.machine import cache, doctor, reap, server
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
-from harbor_gym.cli.results import animate, plot, report, sweep, view, watch
+from harbor_gym.cli.results import animate, export, plot, regrade, report, sweep, view, watch
 from harbor_gym.cli.shared import echo
-from harbor_gym.cli.tasks import check, check_sandbox, demo, init, play
+from harbor_gym.cli.tasks import audit, check, check_engine, check_sandbox, demo, init, play
 
 app = typer.Typer(
     name="harbor-gym",
@@ -30,23 +30,29 @@ for _name, _function, _summary in (
     ("play", play.play, "Play a task in your own terminal."),
     ("plot", plot.plot, "Draw the curves of runs."),
     ("report", report.report, "Write a run as one HTML file."),
+    ("export", export.export, "Write runs as a data set."),
+    ("regrade", regrade.regrade, "Grade a run's episodes anew, by the verifiers of today."),
     ("animate", animate.animate, "Draw a recorded episode as an animated SVG."),
     ("view", view.view, "Show a run's episodes as a live page."),
     ("watch", watch.watch, "Show a run's episodes live, in tmux."),
     ("check", check.check, "Check that tasks grade as they should."),
+    ("audit", audit.audit, "Judge a whole data set of tasks."),
     ("check-sandbox", check_sandbox.check_sandbox, "Check a kind of sandbox against the contract."),
+    ("check-engine", check_engine.check_engine, "Check what training relies on in an engine."),
     ("doctor", doctor.doctor, "Show what can be used on this machine."),
-    ("base", base.base, "Build a base image without a registry."),
     ("reap", reap.reap, "Remove what killed processes left."),
 ):
     app.command(_name, cls=PlainCommand, short_help=_summary)(_function)
-app.command("sweep", cls=PlainCommand, short_help="Train for each rate and seed.", context_settings=sweep.SETTINGS)(
-    sweep.sweep
-)
+app.command(
+    "sweep",
+    cls=PlainCommand,
+    short_help="Train for each rate and seed.",
+    options_metavar="PATH [OPTIONS] [OPTIONS OF TRAIN]",
+    context_settings=sweep.SETTINGS,
+)(sweep.sweep)
 app.add_typer(server.server, name="server")
 app.add_typer(cache.cache, name="cache")
 app.add_typer(sif.sif, name="sif")
-app.add_typer(bench.bench, name="bench")
 app.add_typer(nemo_gym.nemo_gym, name="nemo-gym")
 
 
@@ -59,7 +65,7 @@ def _train() -> typer.Typer:
 def _eval() -> typer.Typer:
     from harbor_gym.cli.recipes.evaluate import eval_app
 
-    return eval_app(program="harbor-gym eval")
+    return eval_app()
 
 
 def _openenv() -> typer.Typer:

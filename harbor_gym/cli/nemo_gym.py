@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym import __version__
+from harbor_gym.cli import options
 from harbor_gym.cli.plain_help import PlainGroup
 from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.types import DEFAULT_SANDBOX
@@ -22,9 +23,7 @@ def nemo_gym_init(
         Path, typer.Option(help="A directory of tasks, one task, or task:NAME; a relative path begins at DIRECTORY.")
     ] = Path("tasks"),
     alias: Annotated[str, typer.Option(help="The dataset's name in instance_id.")] = "tasks",
-    env: Annotated[
-        str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
-    ] = DEFAULT_SANDBOX,
+    env: options.Env = DEFAULT_SANDBOX,
     requirement: Annotated[
         str, typer.Option(help="How pip finds harbor_gym for the server: a version, or -e /a/checkout.")
     ] = f"harbor-gym=={__version__}",

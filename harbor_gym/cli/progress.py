@@ -1,17 +1,22 @@
 """Show the progress of long work: rich's bars on a terminal, plain lines without colour codes elsewhere."""
 
 import contextlib
-from collections.abc import Callable, Generator
-from typing import Protocol, Self
+from collections.abc import Callable, Generator, Iterable
+from typing import Protocol, Self, override
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from harbor_gym._runtime.console.progress import shown_by
+from harbor_gym._runtime.console.under_way import under_way
 from harbor_gym.cli.shared import echo
 from harbor_gym.errors import printable
 
 _TENTHS = 10
+_EPISODES = 8
+"""Episodes under way that are shown, those that have done the same for the longest time."""
+
 _LINE_SEC = 15
 """Seconds between two plain lines about work of unknown length."""
 
@@ -71,11 +76,24 @@ class PlainProgress:
         self._echo(f"{phase}{shown}" + (f"  {detail}" if detail else ""))
 
 
+class _Bars(Progress):
+    """Bars, and below them a line for each episode that is under way in this process."""
+
+    @override
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        episodes = under_way()
+        for episode in episodes[:_EPISODES]:
+            yield Text(f"  {printable(str(episode))}", no_wrap=True, overflow="ellipsis")
+        if len(episodes) > _EPISODES:
+            yield Text(f"  and {len(episodes) - _EPISODES} more episodes")
+
+
 class RichProgress:
-    """Draws bars below the permanent lines. Use it as a context manager."""
+    """Draws bars below the permanent lines, and what each episode under way does. Use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
+        self._progress = _Bars(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -125,4 +143,23 @@ def progress(console: Console | None = None) -> Generator[ShowsProgress]:
             yield plain
         return
     with RichProgress(console) as shown, shown_by(shown.bar):
+        yield shown
+
+
+class _Lines:
+    def line(self, text: str) -> None:
+        echo(text)
+
+    def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
+        pass
+
+
+@contextlib.contextmanager
+def bars_on_a_terminal() -> Generator[ShowsProgress]:
+    """Yield bars if standard output is a terminal, else the lines alone, for a command whose lines say all."""
+    console = Console()
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    with progress(console) as shown:
         yield shown

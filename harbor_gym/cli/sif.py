@@ -34,7 +34,7 @@ def build(
         Path | None, typer.Option(help="Folder for the files, which sandboxes take as image_cache_dir.")
     ] = None,
     push: Annotated[
-        str | None, typer.Option(metavar="REGISTRY", help="Also push to oras://HOST/PATH (the option registry).")
+        str | None, typer.Option(metavar="<address>", help="Also push to oras://HOST/PATH (the option registry).")
     ] = None,
     registry_path: Annotated[Path | None, typer.Option(help="registry.json to look task names up in.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Images made at the same time.")] = 4,

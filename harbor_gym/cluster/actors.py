@@ -67,9 +67,11 @@ class Worker:
         if limiter is not None:
             set_start_gate(_RemoteGate(limiter))
 
-    def pid(self) -> int:
-        """Return the process's id on its node."""
-        return os.getpid()
+    def place(self) -> tuple[str, int]:
+        """Return the ids of the node and of the process on it."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def call(self, call: PackedCall, tasks: Mapping[str, list[Any]]) -> PackedResult:
         """Run a call.

@@ -14,7 +14,7 @@ import cloudpickle
 
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.cluster.task_store import PackedTask, pack_task, task_path
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import EpisodeConfig
 
 _CONFIG, _OUTPUT = "config", "output"
 
@@ -79,10 +79,10 @@ class _Pickler(cloudpickle.Pickler):
         self._digest, self._digests, self._output_dir = digest, digests, output_dir
 
     def persistent_id(self, obj: Any) -> Any:
-        if isinstance(obj, TerminalEnvConfig):
+        if isinstance(obj, EpisodeConfig) and getattr(obj, "harbor_server", None) is None:  # which has its own files
             digest = self._digest(obj.task_dir)
             self._digests.add(digest)
-            return _CONFIG, digest, {name: value for name, value in obj if name != "task_dir"}
+            return _CONFIG, type(obj), digest, {name: value for name, value in obj if name != "task_dir"}
         if self._output_dir is not None and isinstance(obj, PurePath) and obj.is_relative_to(self._output_dir):
             return _OUTPUT, obj.relative_to(self._output_dir).as_posix()
         return None
@@ -96,8 +96,8 @@ class _Unpickler(pickle.Unpickler):
     @override
     def persistent_load(self, pid: Any) -> Any:
         match pid:
-            case (kind, str(digest), dict(fields)) if kind == _CONFIG:
-                return TerminalEnvConfig(task_dir=task_path(digest), **fields)
+            case (kind, type() as model, str(digest), dict(fields)) if kind == _CONFIG:
+                return model(task_dir=task_path(digest), **fields)
             case (kind, str(relative)) if kind == _OUTPUT:
                 return self._scratch / PurePosixPath(relative)
             case _:

@@ -1,17 +1,19 @@
 """An executor over the nodes of a Ray cluster: every call ends exactly once, also if nodes or workers are lost."""
 
 import contextlib
+import itertools
 import logging
 import pickle
+import queue
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, override
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.cluster.actors import Limiter, NodeAgent, Worker
 from harbor_gym.cluster.calls import CallPacker, PackedCall, PackedResult, accept_files
 from harbor_gym.errors import SandboxLostError, SandboxStartError, UsageError
@@ -20,7 +22,6 @@ RESOURCE = "harbor_sandbox"
 """Ray's custom resource: how many sandboxes a node holds at once."""
 
 _POLL_SEC = 0.25
-_REFRESH_SEC = 5.0
 _CLOSE_SEC = 30.0
 """Longest wait for idle workers to close their pools, in seconds."""
 
@@ -59,37 +60,19 @@ class ClusterLimits:
 
 
 @dataclass(eq=False)
-class _Job:
-    call: PackedCall
-    future: Future[Any]
-    attempts: int = 0
-
-
-@dataclass(eq=False)
-class _WorkerHandle:
+class _Worker:
     actor: Any
-    node_id: str
-    pid: Any
-    """A reference to the id of its process."""
-
-    job: _Job | None = None
-    reference: Any = None
-    """A reference to the result of its call."""
-
-
-@dataclass
-class _Node:
-    node_id: str
-    agent: Any
-    workers: list[_WorkerHandle] = field(default_factory=list[_WorkerHandle])
+    node_id: str = ""
+    pid: int = 0
+    """Its process on its node; 0 before Ray has started it."""
 
 
 class ClusterExecutor(Executor):
     """Run calls on the nodes that have the resource ``harbor_sandbox``.
 
-    Calls wait in one queue, and idle workers take the next one, so a slow node takes fewer. A call that loses its
-    worker or node goes to the head of the queue and runs again elsewhere; its result and files are accepted once.
-    Nodes that join are used. On a node that returns, the leftover sandboxes are removed first.
+    Ray places the workers, also on nodes that join later. Calls wait in one queue, and idle workers take the next one,
+    so a slow node takes fewer. A call that loses its worker or node runs again on the next idle worker; its result and
+    files are accepted once. On a node that returns, the leftover sandboxes are removed first.
 
     Args:
         ray: The connected ``ray`` module.
@@ -97,27 +80,27 @@ class ClusterExecutor(Executor):
         output_dir: Files that a call writes below this path are written on the node, and copied here with its result.
     """
 
-    def __init__(self, ray: Any, limits: ClusterLimits, *, output_dir: Path | None = None) -> None:
-        self._ray, self._limits, self._output_dir = ray, limits, output_dir
-        self._packer = CallPacker(output_dir)
+    def __init__(self, ray: Any, limits: ClusterLimits, *, output_dir: StrPath | None = None) -> None:
+        self._ray, self._limits = ray, limits
+        self._output_dir = None if output_dir is None else Path(output_dir)
+        self._packer = CallPacker(self._output_dir)
         self._archives: dict[str, Any] = {}
-        self._pending: deque[_Job] = deque()
-        self._nodes: dict[str, _Node] = {}
-        self._changed = threading.Condition()
-        self._is_closed = self._is_cancelled = False
-        self._refreshed_at = 0.0
-        self._lonely_since: float | None = None
+        self._lock = threading.Lock()
+        self._is_cancelled = self._is_ended = False
+        self._workers: set[_Worker] = set()
+        self._busy: set[_Worker] = set()
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._agents: dict[str, Any] = {}
         self.reruns = 0
         """Retries of calls whose worker or node was lost."""
-
-        self.played: Counter[str] = Counter()
-        """Finished calls by node id."""
 
         self._limiter = None
         if limits.starts_per_sec is not None:
             self._limiter = ray.remote(Limiter).options(num_cpus=0).remote(limits.starts_per_sec, limits.burst)
-        self._thread = threading.Thread(target=self._dispatch, name="harbor-gym-cluster", daemon=True)
-        self._thread.start()
+        # A call holds a thread until it ends, and a worker only while that plays it.
+        self._calls = ThreadPoolExecutor(limits.max_workers, thread_name_prefix="harbor-gym-cluster")
+        for _ in range(limits.max_workers):
+            self._start_worker()
 
     @override
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -128,15 +111,9 @@ class ClusterExecutor(Executor):
             TaskError: A task of the call is not a directory of this machine.
         """
         call = self._packer.pack(fn, args, kwargs)
-        job = _Job(call, Future())
-        with self._changed:
-            if self._is_closed:
-                raise RuntimeError("the executor is shut down")
-            for digest in call.digests - self._archives.keys():
-                self._archives[digest] = self._ray.put(self._packer.tasks[digest].archive)
-            self._pending.append(job)
-            self._changed.notify_all()
-        return job.future
+        for digest in call.digests - self._archives.keys():
+            self._archives[digest] = self._ray.put(self._packer.tasks[digest].archive)
+        return self._calls.submit(self._run, call)
 
     @override
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -147,223 +124,178 @@ class ClusterExecutor(Executor):
             cancel_futures: Cancel queued calls and interrupt running ones: these close their sandboxes, and their
                 futures raise ``InterruptedError``.
         """
-        with self._changed:
-            waiting, self._is_closed = list(self._pending) if cancel_futures else [], True
-            if cancel_futures:
-                self._pending.clear()
-                self._is_cancelled = True
-            self._changed.notify_all()
-        for job in waiting:
-            job.future.cancel()
+        self._calls.shutdown(wait=False, cancel_futures=cancel_futures)
         if cancel_futures:
             self._interrupt()
+        ending = threading.Thread(target=self._end, name="harbor-gym-cluster-end", daemon=True)
+        ending.start()
         if wait:
-            self._thread.join()
+            ending.join()
 
     def granted_starts(self) -> int | None:
         """Return how many starts of sandboxes the limiter has allowed on all nodes; None without a limit. Blocks."""
         return None if self._limiter is None else int(self._ray.get(self._limiter.granted.remote()))
 
-    # -- the dispatcher's thread -----------------------------------------------------------------------------------
+    # -- one call, in its thread -----------------------------------------------------------------------------------
 
-    def _dispatch(self) -> None:
-        try:
-            while not self._is_finished():
-                self._refresh()
-                self._assign()
-                self._collect()
-        except Exception as exc:  # the thread's last resort: every waiting future must fail
-            self._fail_all(exc)
-        finally:
-            self._end_workers()
+    def _run(self, call: PackedCall) -> Any:
+        """Give a call to one worker after another until one plays it to its end.
 
-    def _is_finished(self) -> bool:
-        with self._changed:
-            return self._is_closed and not self._pending and not any(worker.job for worker in self._workers)
+        Raises:
+            InterruptedError: The executor was shut down.
+            SandboxStartError: No node has room.
+            SandboxLostError: The call lost its worker ``max_attempts`` times.
+            Exception: The call's own.
+        """
+        errors = self._ray.exceptions
+        tasks = {digest: [self._archives[digest]] for digest in call.digests}
+        for attempt in itertools.count(1):
+            worker = self._take_idle()
+            try:
+                result: PackedResult = self._ray.get(worker.actor.call.remote(call, tasks))
+            except errors.RayTaskError as exc:
+                self._idle.put(worker)
+                raise exc.cause if isinstance(exc.cause, Exception) else exc from None
+            except errors.RayError as exc:
+                self._replace(worker)
+                self._note_loss(worker, exc, attempt)
+            else:
+                self._idle.put(worker)
+                return self._outcome(result)
+            finally:
+                self._busy.discard(worker)
+        raise AssertionError("there is no end to the attempts' numbers")
 
-    @property
-    def _workers(self) -> list[_WorkerHandle]:
-        return [worker for node in list(self._nodes.values()) for worker in node.workers]
+    def _outcome(self, result: PackedResult) -> Any:
+        accept_files(result, self._output_dir)
+        outcome = pickle.loads(result.payload)
+        if result.is_error:
+            raise outcome
+        return outcome
 
-    def _refresh(self) -> None:
-        """Register nodes that joined, forget lost ones, and start workers where there is room."""
-        now = time.monotonic()
-        if now - self._refreshed_at < _REFRESH_SEC and self._nodes:
-            return
-        self._refreshed_at = now
-        rooms = self._rooms()
-        for node_id in self._nodes.keys() - rooms.keys():
-            self._forget(node_id)
-        for node_id in rooms.keys() - self._nodes.keys():
-            agent = self._on(node_id, NodeAgent, num_cpus=0)
-            self._nodes[node_id] = _Node(node_id, agent)
-        self._start_workers(rooms)
-        self._require_nodes(now)
+    def _note_loss(self, worker: _Worker, error: Exception, attempt: int) -> None:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if self._is_cancelled:
+            raise _interrupted()
+        if attempt >= self._limits.max_attempts:
+            raise SandboxLostError(f"a call lost its worker {attempt} times, the last time with {reason}")
+        logger.warning("a worker on node %s was lost, and its call runs again: %s", worker.node_id[:8], reason)
+        self.reruns += 1
 
-    def _rooms(self) -> dict[str, int]:
-        """Return node id → number of calls that the node has room for, of nodes that are alive."""
-        each = self._limits.sandboxes_per_worker
-        rooms = {
-            node["NodeID"]: int(node["Resources"].get(RESOURCE, 0)) // each
-            for node in self._ray.nodes()
-            if node["Alive"]
-        }
-        return {node_id: room for node_id, room in rooms.items() if room}
+    # -- workers and nodes -----------------------------------------------------------------------------------------
 
-    def _start_workers(self, rooms: Mapping[str, int]) -> None:
-        """Start workers up to the limit, each on the node with the fewest."""
-        for _ in range(self._limits.max_workers - len(self._workers)):
-            free = [node for node in self._nodes.values() if len(node.workers) < rooms.get(node.node_id, 0)]
-            if not free:
-                return
-            node = min(free, key=lambda item: len(item.workers))
-            resources = {RESOURCE: self._limits.sandboxes_per_worker}
-            actor = self._on(node.node_id, Worker, self._limiter, num_cpus=0, resources=resources)
-            node.workers.append(_WorkerHandle(actor, node.node_id, actor.pid.remote()))
+    def _start_worker(self) -> None:
+        """Let Ray start a worker where there is room; it is idle then."""
+        resources = {RESOURCE: self._limits.sandboxes_per_worker}
+        kind = self._ray.remote(Worker).options(num_cpus=0, resources=resources, scheduling_strategy="SPREAD")
+        worker = _Worker(kind.remote(self._limiter))
+        self._workers.add(worker)
+        placed: Future[Any] = worker.actor.place.remote().future()
+        placed.add_done_callback(lambda _: self._welcome(worker, placed))
 
-    def _on(self, node_id: str, kind: type, *args: Any, **options: Any) -> Any:
+    def _welcome(self, worker: _Worker, placed: Future[Any]) -> None:
+        """Let the agent of its node remove the leftovers there at once, also where no call is left to play."""
+        if placed.exception() is None and not self._is_ended:
+            worker.node_id, worker.pid = placed.result()
+            self._agent(worker.node_id)
+        self._idle.put(worker)
+
+    def _take_idle(self) -> _Worker:
+        """Wait for an idle worker, and mark it as busy. A worker that was lost while it was idle is replaced."""
+        never_started, lonely_since = 0, time.monotonic()
+        while never_started < self._limits.max_attempts:
+            if self._is_cancelled:
+                raise _interrupted()
+            try:
+                worker = self._idle.get(timeout=_POLL_SEC)
+            except queue.Empty:
+                lonely_since = time.monotonic() if self._has_room() else lonely_since
+                self._require_room(lonely_since)
+                continue
+            if self._answers(worker):
+                with self._lock:  # so that an interrupt misses no call
+                    if self._is_cancelled:
+                        raise _interrupted()
+                    self._busy.add(worker)
+                return worker
+            never_started += 0 if worker.pid else 1
+            self._replace(worker)
+        raise SandboxLostError(f"{never_started} workers did not start on the nodes of the Ray cluster: see Ray's logs")
+
+    def _answers(self, worker: _Worker) -> bool:
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.get(worker.actor.place.remote())
+            return True
+        return False
+
+    def _agent(self, node_id: str) -> Any:
+        """Return the agent of a node, which begins with the removal of the leftovers there."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        return self._ray.remote(kind).options(scheduling_strategy=strategy, **options).remote(*args)
+        with self._lock:
+            if node_id not in self._agents:
+                there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+                kind = self._ray.remote(NodeAgent).options(num_cpus=0, scheduling_strategy=there)
+                self._agents[node_id] = kind.remote()
+            return self._agents[node_id]
 
-    def _require_nodes(self, now: float) -> None:
-        if self._nodes or not self._pending:
-            self._lonely_since = None
-            return
-        self._lonely_since = now if self._lonely_since is None else self._lonely_since
-        if now - self._lonely_since > self._limits.node_timeout_sec:
+    def _replace(self, worker: _Worker) -> None:
+        self._workers.discard(worker)
+        self._ray.kill(worker.actor)
+        if worker.node_id:
+            self._agent(worker.node_id).reap.remote()
+        if not self._is_cancelled:
+            self._start_worker()
+
+    def _nodes(self) -> list[str]:
+        """Return the ids of the living nodes with room for a call."""
+        each = self._limits.sandboxes_per_worker
+        found = [node for node in self._ray.nodes() if node["Alive"]]
+        return [node["NodeID"] for node in found if int(node["Resources"].get(RESOURCE, 0)) >= each]
+
+    def _has_room(self) -> bool:
+        return bool(self._busy or self._nodes())
+
+    def _require_room(self, lonely_since: float) -> None:
+        if time.monotonic() - lonely_since > self._limits.node_timeout_sec:
             raise SandboxStartError(
                 f"no node of the Ray cluster has room for {self._limits.sandboxes_per_worker} sandboxes: start nodes "
                 f"with --resources='{{\"{RESOURCE}\": N}}'"
             )
 
-    def _assign(self) -> None:
-        """Give queued calls to idle workers, first on the least busy nodes."""
-        with self._changed:
-            idle = [worker for worker in self._workers if worker.job is None]
-            while idle and self._pending:
-                busy = Counter(worker.node_id for worker in self._workers if worker.job is not None)
-                worker = min(idle, key=lambda item: busy[item.node_id])
-                idle.remove(worker)
-                job = self._pending.popleft()
-                if job.attempts or job.future.set_running_or_notify_cancel():
-                    job.attempts += 1
-                    tasks = {digest: [self._archives[digest]] for digest in job.call.digests}
-                    worker.job, worker.reference = job, worker.actor.call.remote(job.call, tasks)
-
-    def _collect(self) -> None:
-        """Wait up to ``_POLL_SEC`` for results, and take those that are ready."""
-        running = {worker.reference: worker for worker in self._workers if worker.job is not None}
-        if not running:
-            with self._changed:
-                if not self._is_closed or self._pending:
-                    self._changed.wait(_POLL_SEC if self._pending else _REFRESH_SEC)
-            return
-        ready, _ = self._ray.wait(list(running), num_returns=1, timeout=_POLL_SEC)
-        for reference in ready:
-            self._take(running[reference])
-
-    def _take(self, worker: _WorkerHandle) -> None:
-        job, worker.job = worker.job, None
-        assert job is not None
-        try:
-            result: PackedResult = self._ray.get(worker.reference)
-        except self._ray.exceptions.RayTaskError as exc:
-            self._end(job, exc.cause if isinstance(exc.cause, Exception) else exc)
-        except self._ray.exceptions.RayError as exc:
-            self._lose(worker, job, exc)
-        else:
-            self._accept(worker, job, result)
-
-    def _accept(self, worker: _WorkerHandle, job: _Job, result: PackedResult) -> None:
-        try:
-            accept_files(result, self._output_dir)
-            outcome = pickle.loads(result.payload)
-        except Exception as exc:  # a result that can't be read: the caller gets the reason
-            self._end(job, exc)
-            return
-        self.played[worker.node_id] += 1
-        if result.is_error:
-            self._end(job, outcome)
-        else:
-            job.future.set_result(outcome)
-
-    def _lose(self, worker: _WorkerHandle, job: _Job, error: Exception) -> None:
-        """Queue a call again after its worker or node was lost; fail it after the last attempt."""
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        self._drop(worker)
-        if job.attempts >= self._limits.max_attempts:
-            lost = SandboxLostError(f"a call lost its worker {job.attempts} times, the last time with {reason}")
-            self._end(job, lost)
-            return
-        logger.warning("a worker on node %s was lost, and its call runs again: %s", worker.node_id[:8], reason)
-        self.reruns += 1
-        with self._changed:
-            if self._is_cancelled:
-                self._end(job, _interrupted())
-                return
-            self._pending.appendleft(job)
-        self._refreshed_at = 0.0
-
-    def _drop(self, worker: _WorkerHandle) -> None:
-        node = self._nodes.get(worker.node_id)
-        if node is not None and worker in node.workers:
-            node.workers.remove(worker)
-            self._ray.kill(worker.actor)
-            node.agent.reap.remote()
-
-    def _forget(self, node_id: str) -> None:
-        """Queue the calls of a lost node again."""
-        node = self._nodes[node_id]
-        for worker in list(node.workers):
-            if worker.job is not None:
-                job, worker.job = worker.job, None
-                self._lose(worker, job, ConnectionError("its node is gone"))
-        del self._nodes[node_id]
-
-    def _end(self, job: _Job, error: Exception) -> None:
-        job.future.set_exception(error)
-
-    def _fail_all(self, error: Exception) -> None:
-        with self._changed:
-            self._is_closed = True
-            jobs = [*self._pending, *(worker.job for worker in self._workers if worker.job is not None)]
-            self._pending.clear()
-        for worker in self._workers:
-            worker.job = None
-        for job in jobs:
-            if job.attempts or job.future.set_running_or_notify_cancel():
-                self._end(job, error)
-
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _interrupt(self) -> None:
         """Interrupt running calls, and wait until they have closed their sandboxes."""
+        with self._lock:
+            self._is_cancelled = True
+            running = list(self._busy)
+        for worker in running:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.get(self._agent(worker.node_id).interrupt.remote(worker.pid), timeout=10)
         deadline = time.monotonic() + self._limits.interrupt_timeout_sec
-        for worker in self._workers:
-            node = self._nodes.get(worker.node_id)
-            if worker.job is not None and node is not None:
-                with contextlib.suppress(self._ray.exceptions.RayError):
-                    self._ray.get(node.agent.interrupt.remote(self._ray.get(worker.pid, timeout=10)), timeout=10)
-        while any(worker.job for worker in self._workers) and time.monotonic() < deadline:
+        while self._busy and time.monotonic() < deadline:
             time.sleep(_POLL_SEC)
-        for worker in self._workers:
-            job, worker.job = worker.job, None
-            if job is not None:
-                self._end(job, _interrupted())
+        for worker in list(self._busy):
+            self._ray.kill(worker.actor)
 
-    def _end_workers(self) -> None:
-        closing = [worker.actor.close.remote() for worker in self._workers]
+    def _end(self) -> None:
+        """Wait for the running calls, then end the workers and remove what is left on each node."""
+        self._calls.shutdown(wait=True)
+        with self._lock:
+            if self._is_ended:
+                return
+            self._is_ended = True
+        closing = [worker.actor.close.remote() for worker in self._workers if worker.pid]
         if closing:
             self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SEC)
-        for node in self._nodes.values():
-            for worker in node.workers:
-                self._ray.kill(worker.actor)
+        for worker in self._workers:
+            self._ray.kill(worker.actor)
+        for node_id in self._nodes():
             with contextlib.suppress(self._ray.exceptions.RayError):
-                self._ray.get(node.agent.reap.remote(), timeout=self._limits.interrupt_timeout_sec)
-            self._ray.kill(node.agent)
-        self._nodes.clear()
+                self._ray.get(self._agent(node_id).reap.remote(), timeout=self._limits.interrupt_timeout_sec)
+        for agent in self._agents.values():
+            self._ray.kill(agent)
         if self._limiter is not None:
             self._ray.kill(self._limiter)
 

@@ -5,16 +5,16 @@ import os
 import signal
 import threading
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.interrupts import ends_as_interrupts
 from harbor_gym.cluster.executor import RESOURCE, ClusterExecutor, ClusterLimits
 from harbor_gym.errors import MissingDependencyError
 
 
 @contextlib.contextmanager
-def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generator[ClusterExecutor]:
+def connect(limits: ClusterLimits, *, output_dir: StrPath | None = None) -> Generator[ClusterExecutor]:
     """Yield an executor over a Ray cluster, and shut it down after the block.
 
     The cluster is the one that this process is connected to, else that of ``RAY_ADDRESS``, else one that is started on

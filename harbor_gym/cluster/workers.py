@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Generator
 from concurrent.futures import Executor
-from pathlib import Path
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
 
@@ -24,7 +24,7 @@ def open_executor(
     kind: ExecutorKind,
     workers: int,
     *,
-    output_dir: Path | None = None,
+    output_dir: StrPath | None = None,
     sandboxes_per_worker: int = 1,
     starts_per_sec: float | None = None,
 ) -> Generator[Executor]:

@@ -4,6 +4,9 @@ A chat template writes text, and a tokenizer reads each mark in it (``<|im_end|>
 also in content. So a random word is inserted into every mark in content before the template sees it; the marks that are
 intact afterwards are the template's. For tokenising, the words are removed and the intact marks renamed, and a copy of
 the tokenizer knows the marks under their new names only. A chat without marks in content is tokenised as usual.
+
+A tokenizer whose vocabulary lacks a byte writes a control token of its own in its place: SmolLM2's writes
+``<|endoftext|>`` for a character of such a byte. In content those characters are replaced first.
 """
 
 import functools
@@ -17,6 +20,7 @@ from typing import Any, cast
 from harbor_gym.formats.template_text import TemplateText
 
 _THINKING = ("<think>", "</think>")
+_REPLACEMENTS = ("\N{REPLACEMENT CHARACTER}", "?")
 
 # Added tokens that are vocabulary, unless the template writes them: runs of blanks, and the HTML tags of Gemma's
 # tokenizers. Breaking them would change how a model reads any file.
@@ -61,6 +65,9 @@ class Marks:
         self._heads = {mark[:length] for mark in self._ids for length in range(1, len(mark))}
         self._tails = {mark[length:] for mark in self._ids for length in range(1, len(mark))}
         self._longest = max(map(len, self._ids), default=0)
+        unknown: Any = getattr(tokenizer, "unk_token_id", None)
+        self._unknown = unknown if unknown in self._ids.values() else None
+        self._written: dict[str, str] = {}
 
     def break_in(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for the template, with the marks in their content broken.
@@ -116,6 +123,7 @@ class Marks:
     def _break_text(self, text: str, pattern: re.Pattern[str]) -> str:
         if not self._ids or not text:
             return text
+        text = self._writable(text)
         places = {found.start() + 1 for found in pattern.finditer(text)}
         # A mark may span two messages, or be completed by the template's text at their border.
         nearest = range(1, min(self._longest, len(text) + 1))
@@ -126,6 +134,18 @@ class Marks:
         for place in sorted(places, reverse=True):
             text = f"{text[:place]}{self._word}{text[place:]}"
         return text
+
+    def _writable(self, text: str) -> str:
+        """Return the text without the characters for which the tokenizer would write a control token."""
+        if self._unknown is None:
+            return text
+        for character in set(text) - self._written.keys():
+            choices = (character, *_REPLACEMENTS)
+            self._written[character] = next((choice for choice in choices if self._can_write(choice)), "")
+        return "".join(map(self._written.__getitem__, text))
+
+    def _can_write(self, character: str) -> bool:
+        return self._unknown not in self._tokenizer.encode(character, add_special_tokens=False)
 
     def _by_other_names(self, parts: Sequence[str]) -> list[int] | None:
         """Return the tokens of parts of which every second is a mark; None if this tokenizer can't be renamed."""

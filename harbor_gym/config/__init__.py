@@ -1,8 +1,9 @@
 """Configuration objects: frozen, without unknown fields, passed whole."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, override
 
 from pydantic import (
     BaseModel,
@@ -18,24 +19,16 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from harbor_gym._runtime.imports import name_of
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.config.snapshot import Snapshot as Snapshot
-from harbor_gym.config.snapshot import read_start
+from harbor_gym.config.snapshot import read_defaults
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_MAX_TURNS, DEFAULT_SANDBOX, ActionFormat, ForkMode, TrainSegments
+from harbor_gym.types import DEFAULT_MAX_TURNS, DEFAULT_SANDBOX, ActionFormat, ForkMode, StartRule, TrainSegments
 
-if TYPE_CHECKING:
-
-    class _TaskPath:
-        """A path that may be given as text: a type checker takes ``__set__``'s type for the constructor's."""
-
-        def __get__(self, instance: object, owner: object) -> Path: ...
-
-        def __set__(self, instance: object, value: str | Path) -> None: ...
-
-else:
-    _TaskPath = Path
+RewardFunction = Callable[[Mapping[str, float]], float]
+"""Makes the scalar of a verifier's rewards, given by name."""
 
 AmbiguousFailures = Literal["zero", "infrastructure"]
 """The treatment of a missing verdict for which either the policy or the task may be responsible."""
@@ -48,6 +41,12 @@ def describe_problems(error: ValidationError) -> str:
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def __repr_args__(self) -> Generator[tuple[str | None, Any]]:
+        """Yield what differs from the defaults. Text in a mapping may be a secret and is left out."""
+        for name, info in type(self).model_fields.items():
+            if (value := getattr(self, name)) != info.get_default(call_default_factory=True, validated_data={}):
+                yield name, _without_secrets(value)
 
 
 class TerminalConfig(_Config):
@@ -90,13 +89,41 @@ class TerminalConfig(_Config):
     step, on any sandbox; ``auto`` is ``persistent`` where that is available."""
 
 
+def _without_secrets(value: Any, *, is_inner: bool = False) -> Any:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {name: _without_secrets(item, is_inner=True) for name, item in items}
+    return value if not is_inner or isinstance(value, int | float | None) else "…"
+
+
+if TYPE_CHECKING:
+
+    class _Given[Kept, Taken]:
+        """A field that takes more types than it keeps: type checkers take ``__set__``'s type for the constructor's."""
+
+        def __get__(self, instance: object, owner: object) -> Kept: ...
+
+        def __set__(self, instance: object, value: Taken) -> None: ...
+
+    _Path = _Given[Path, str | os.PathLike[str]]
+    OptionalPath = _Given[Path | None, str | os.PathLike[str] | None]
+    _Start = _Given[Path | Snapshot | None, str | os.PathLike[str] | Snapshot | None]
+    _Terminal = _Given[TerminalConfig, TerminalConfig | Mapping[str, Any]]
+else:
+    _AsText = BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)
+    _Path = Annotated[Path, _AsText]
+    OptionalPath = Annotated[Path | None, _AsText]
+    _Start = Annotated[Path | InstanceOf[Snapshot] | None, _AsText]
+    _Terminal = TerminalConfig
+
+
 class EpisodeConfig(_Config):
     """What every episode has, whoever plays it: the task, the sandbox, the budgets, the reward and the grading.
 
     Our own loop plays it (:class:`TerminalEnvConfig`), or one of Harbor's agents (:class:`AgentEpisodeConfig`).
     """
 
-    task_dir: _TaskPath
+    task_dir: _Path
     """Harbor task directory (``task.toml``, ``instruction.md``, ``environment/``, ``tests/``), or ``task:NAME`` of one
     that is shipped with the package."""
 
@@ -119,8 +146,10 @@ class EpisodeConfig(_Config):
     reward_key: str | None = None
     """The key of the verifier's rewards that is the scalar. None: ``reward``, or the only key."""
 
-    reward_function: str | None = None
-    """Compute the scalar from all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``."""
+    reward_function: str | RewardFunction | None = None
+    """Compute the scalar from all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``. In
+    Python also the function itself: it gets the verifier's rewards by name and returns a finite number, and where
+    another process plays the episode or goes on with it, it has to be at the top level of a module."""
 
     zero_reward_on_limit: bool = False
     """Give no reward above 0 to an episode that a budget cut short (``info["truncated"]``): ``info["episode_reward"]``
@@ -148,7 +177,7 @@ class EpisodeConfig(_Config):
     failure, reward 0, with the reason in ``info["breakage"]``.
     ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
 
-    trials_dir: Path | None = None
+    trials_dir: OptionalPath = cast("Any", None)
     """Keep each trial's folder (logs, result.json) below this directory. None: a temporary one, removed at close."""
 
     @model_validator(mode="before")
@@ -163,6 +192,10 @@ class EpisodeConfig(_Config):
             return resolve_shipped(value)
         except UsageError as exc:
             raise ValueError(str(exc)) from exc
+
+    @field_serializer("reward_function", when_used="json")
+    def _by_name(self, value: str | RewardFunction | None) -> str | None:
+        return name_of(value) if callable(value) else value
 
     @field_validator("verify_paths")
     @classmethod
@@ -179,7 +212,7 @@ class TerminalEnvConfig(EpisodeConfig):
     environment only, and start every sandbox from the resulting files. Any other sandbox runs it at each start, and so
     does ``docker`` for a task with a Compose file, mounts or a declared volume (``info["setup"]``)."""
 
-    terminal: TerminalConfig = TerminalConfig()
+    terminal: _Terminal = cast("Any", TerminalConfig())
     """Pane size, waits and the observation budget."""
 
     action_format: ActionFormat = ActionFormat.TERMINUS_JSON
@@ -190,9 +223,21 @@ class TerminalEnvConfig(EpisodeConfig):
     servers are started or reached inside the sandbox, and ``instruction`` has the schemas. False, and in every other
     format: the instruction names the servers, and the policy uses them from its shell."""
 
-    start_from: Path | InstanceOf[Snapshot] | None = None
-    """Begin each episode at the turn of a :class:`harbor_gym.Snapshot`, given itself or by its path, as ``start_mode``
-    says. Its turns and terminal time count toward the budgets. Fields that are not given are the snapshot's."""
+    start_from: _Start = cast("Any", None)
+    """Begin each episode at the turn of a :class:`harbor_gym.Snapshot`, given itself or by its path, or in the middle
+    of an earlier episode, given by its transcript. Its turns and terminal time count toward the budgets. A run's
+    folder, or a folder of transcripts: each group of episodes, and each episode of an evaluation, draws one of its
+    task's (:class:`harbor_gym.starts.Starts`). Fields that are not given are the snapshot's, or those of the folder's
+    first transcript."""
+
+    start_turn: Annotated[int, Field(ge=0)] | StartRule | None = None
+    """The number of the transcript's turns that the episode begins after, or the rule by which it is drawn: ``mid``;
+    ``uniform``; ``backward``, in a training run: before the last turn at first, and a turn earlier after each batch
+    with a mean reward of at least 0.5. None is before the last turn, and where a snapshot was taken."""
+
+    start_where: tuple[str, ...] = ()
+    """Condition on an episode of the folder ``start_from``, as in ``harbor-gym export``: on ``task``, ``split``,
+    ``batch``, ``group``, ``episode``, ``end_reason`` or ``reward``, as in ``reward=1`` or ``split!=test``."""
 
     start_mode: ForkMode = "auto"
     """How ``start_from`` is followed. ``replay``: its keystrokes are typed in the fresh sandbox, and each screen is
@@ -219,7 +264,20 @@ class TerminalEnvConfig(EpisodeConfig):
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
     secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. A task sets its own in its task.toml."""
 
-    recording_path: Path | None = None
+    compaction: Literal["none", "window"] = "none"
+    """What to do when the next prompt is longer than ``compact_at``. ``none``: the episode ends as ``context_overflow``
+    once a full answer has no room. ``window``: older turns are left out, and one line says how many; the task, the
+    instruction of each step and the latest turns stay, token for token. The episode then consists of several training
+    sequences, each with its reward. docs/guide/long_horizons.md lists the trainers that take such episodes."""
+
+    compact_at: float | None = Field(default=None, gt=0)
+    """Longest prompt that is not compacted: in tokens if above 1, else a share of the context window. None: the longest
+    one that leaves room for a full answer."""
+
+    max_compactions: int | None = Field(default=None, ge=1)
+    """Compactions of an episode after which it ends as ``context_overflow``; None is no limit."""
+
+    recording_path: OptionalPath = cast("Any", None)
     """Record each episode here as an asciicast, replacing the last one. None: ``recording.cast`` in the trial's
     folder where that is kept, nowhere otherwise."""
 
@@ -242,14 +300,25 @@ class TerminalEnvConfig(EpisodeConfig):
         """Whether messages can call the tools of a task's MCP servers."""
         return self.mcp_tools and self.action_format is ActionFormat.BASH_TOOL
 
+    @model_validator(mode="after")
+    def _require_compaction(self) -> Self:
+        if self.compaction == "none" and (self.compact_at, self.max_compactions) != (None, None):
+            raise ValueError("compact_at and max_compactions need a compaction, such as window")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _take_from_snapshot(cls, values: Any) -> Any:
         if not isinstance(values, dict) or (start := values.get("start_from")) is None:
             return values
         kept = start if isinstance(start, Snapshot) else Path(start).resolve()  # a run may go on in another directory
-        snapshot = read_start(kept)
-        return {**(dict(snapshot.config) if snapshot else {}), **values, "start_from": kept}
+        return {**dict(read_defaults(kept).config), **values, "start_from": kept}
+
+    @model_validator(mode="after")
+    def _require_a_transcript(self) -> Self:
+        if not isinstance(self.start_from, Path) and (self.start_turn is not None or self.start_where):
+            raise ValueError("start_turn and start_where choose among transcripts: give their folder as start_from")
+        return self
 
 
 class AgentEpisodeConfig(EpisodeConfig):
@@ -283,6 +352,11 @@ class AgentEpisodeConfig(EpisodeConfig):
     def tokens(self) -> TrainSegments | Literal["details"]:
         """The source of the episode's tokens: segments of the gateway's record, or the agent's report."""
         return "details" if self.token_source == "details" else self.train_segments
+
+    @override
+    def __repr_args__(self) -> Generator[tuple[str | None, Any]]:
+        agent = _agents_name({"agent": self.agent})
+        yield from ((name, agent if name == "agent" else value) for name, value in super().__repr_args__())
 
     @field_validator("agent", mode="before")
     @classmethod
@@ -397,6 +471,20 @@ def require_own_loop(config: EpisodeConfig, who: str) -> TerminalEnvConfig:
     if not isinstance(config, TerminalEnvConfig):
         raise UsageError(f"{who} plays in our own loop, not with one of Harbor's agents: leave agent out")
     return config
+
+
+def require_one_conversation(config: EpisodeConfig, who: str) -> None:
+    """Refuse a configuration whose episodes may become several conversations.
+
+    Args:
+        config: An episode's configuration.
+        who: The caller, which takes one conversation an episode, in the error's text.
+
+    Raises:
+        UsageError: The configuration sets ``compaction``.
+    """
+    if isinstance(config, TerminalEnvConfig) and config.compaction != "none":
+        raise UsageError(f"{who} takes one conversation an episode: compaction={config.compaction} is not possible")
 
 
 class PoolLimits(_Config):

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import ValidationError
 
+from harbor_gym._runtime.files import StrPath, open_regular
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.config.dump_file import DumpFile, remove_dumps
 from harbor_gym.errors import HarborGymError, UsageError
-from harbor_gym.transcripts import append_turns, read_transcript, write_transcript
+from harbor_gym.transcripts import append_turns, conversations, read_transcript, write_transcript
 from harbor_gym.types import EpisodeInfo, ForkMode, Sample, TokenTransition, Transcript, Turn
 
 if TYPE_CHECKING:
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
 SNAPSHOT_FORMAT = 1
 """Version of the fields that a snapshot's file has beside a transcript's."""
 
+NO_START: Mapping[str, Any] = {"start_from": None, "start_mode": "auto", "start_turn": None, "start_where": ()}
+"""The fields of a configuration that say where an episode begins, as they are for one that begins with its task."""
+
 _OWN = ("task_digest", "seed", "messages")
 """The fields that a snapshot's file has beside a transcript's."""
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Snapshot:
     """The actions and observations of an episode so far, and perhaps a dump of the processes and files of its sandbox.
 
@@ -64,6 +68,12 @@ class Snapshot:
     """The sandbox's processes and files, where the snapshot was taken with a mode that copies them. It takes room among
     the temporary files until :meth:`close`, or until it is no longer used."""
 
+    def __repr__(self) -> str:
+        with_dump = "" if self.dump is None else ", with its processes"
+        return (
+            f"<{type(self).__name__} {self.config.task_dir.name} on {self.config.sandbox}: turn {self.turn}{with_dump}>"
+        )
+
     @property
     def turn(self) -> int:
         """The number of turns taken."""
@@ -93,10 +103,10 @@ class Snapshot:
         if self.tokens is None:
             raise UsageError("the snapshot has no tokens: a policy in text played its episode")
         transitions: list[TokenTransition] = []
-        for turn in self.turns:
+        for turn, tokens in zip(self.turns, conversations(self.turns, self.tokens), strict=True):
             end = turn.prompt_tokens + turn.sampled_tokens
-            sample = Sample(list(self.tokens[turn.prompt_tokens : end]), turn.logprobs, version=turn.version)
-            prompt = list(self.tokens[: turn.prompt_tokens])
+            sample = Sample(list(tokens[turn.prompt_tokens : end]), turn.logprobs, version=turn.version)
+            prompt = list(tokens[: turn.prompt_tokens])
             transitions.append(TokenTransition(prompt, sample, turn.reward, turn.info))
         return transitions
 
@@ -111,11 +121,12 @@ class Snapshot:
         if not 0 <= turn < self.turn:
             raise UsageError(f"there is no turn {turn}: it is 0 (after reset) to {self.turn}")
         following = self.turns[turn]
-        tokens = (self.tokens or ())[: following.prompt_tokens] or None  # each prompt begins with the one before
+        conversation = conversations(self.turns, self.tokens or ())[turn]
+        tokens = tuple(conversation[: following.prompt_tokens]) or None
         earlier = self.turns[:turn]
         return replace(self, turns=earlier, observation=following.observation, tokens=tokens, messages=None, dump=None)
 
-    def write(self, path: Path) -> None:
+    def write(self, path: StrPath) -> None:
         """Write the snapshot to ``path`` as JSON, a transcript with further fields; whole or not at all.
 
         A dump is written beside it (``NAME.….dump``) and belongs to it: move or remove the two together. It holds the
@@ -124,7 +135,7 @@ class Snapshot:
         Raises:
             UsageError: The configuration holds a value that JSON can't express.
         """
-        transcript = self.transcript
+        path, transcript = Path(path), self.transcript
         if transcript.settings is None:
             raise UsageError("the snapshot can't be written: its configuration holds a value that JSON can't express")
         own: dict[str, Any] = {"format": SNAPSHOT_FORMAT} | {name: getattr(self, name) for name in _OWN}
@@ -142,13 +153,14 @@ class Snapshot:
             self.dump.close()
 
     @staticmethod
-    def remove(path: Path) -> None:
+    def remove(path: StrPath) -> None:
         """Remove a snapshot's file, if it is there, and its dump."""
+        path = Path(path)
         path.unlink(missing_ok=True)
         remove_dumps(path)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: StrPath) -> Self:
         """Read a snapshot, or an episode's transcript as one: before the turn that ended it.
 
         Args:
@@ -159,6 +171,7 @@ class Snapshot:
         """
         from harbor_gym.config import TerminalEnvConfig, describe_problems
 
+        path = Path(path)
         transcript, document = read_transcript(path)
         own = cast("dict[str, Any]", document.get("snapshot") or {})
         if own and own.get("format") != SNAPSHOT_FORMAT:
@@ -201,8 +214,8 @@ class SnapshotFile:
         begun: The file's snapshot, where the episode goes on from it: it stays, with its dump, until there is a turn.
     """
 
-    def __init__(self, path: Path, begun: Snapshot | None = None) -> None:
-        self._path = path
+    def __init__(self, path: StrPath, begun: Snapshot | None = None) -> None:
+        self._path = Path(path)
         self._begun = begun
         self._kept: Snapshot | None = None
 
@@ -216,12 +229,17 @@ class SnapshotFile:
         if begun is not None and begun.turn == snapshot.turn and snapshot.dump is None:
             return
         kept, self._kept = self._kept, None  # after a failed write the next one writes the whole snapshot
-        if kept is None or snapshot.dump is not None:
+        if kept is None or snapshot.dump is not None or not _extends(snapshot, kept):
             snapshot.write(self._path)
         else:
             said = (snapshot.messages or ())[len(kept.messages or ()) :]
             append_turns(self._path, snapshot.transcript, after=kept.transcript, messages=said)
         self._kept = snapshot
+
+
+def _extends(snapshot: Snapshot, kept: Snapshot) -> bool:
+    known = kept.tokens or ()
+    return (snapshot.tokens or ())[: len(known)] == known
 
 
 type KeepSnapshot = Callable[[Snapshot], Awaitable[None]]
@@ -261,14 +279,52 @@ async def _suspend(keep: KeepSnapshot, take: Callable[[ForkMode], Awaitable[Snap
         _logger.warning("an episode was interrupted, and its processes are not kept: %s", exc)
 
 
-def read_start(start: Path | Snapshot | None) -> Snapshot | None:
-    """Return the snapshot that a configuration's ``start_from`` names; a file is read once, until it changes.
+def has_to_be_drawn(config: object) -> bool:
+    """Return whether a configuration's ``start_from`` is a folder, or ``start_turn`` a rule: no turn of one episode."""
+    start = getattr(config, "start_from", None)
+    return isinstance(start, Path) and (isinstance(getattr(config, "start_turn", None), str) or start.is_dir())
+
+
+def read_start(config: object) -> Snapshot | None:
+    """Return the snapshot at which a configuration's episode begins; a file is read once, until it changes.
 
     Raises:
-        UsageError: As :meth:`Snapshot.read`.
+        UsageError: As :meth:`Snapshot.read`; there is no such turn; or the start has to be drawn first.
+    """
+    start: Path | Snapshot | None = getattr(config, "start_from", None)
+    if not isinstance(start, Path):
+        return start
+    if has_to_be_drawn(config):
+        raise UsageError(
+            f"start_from: an episode begins at one turn of one transcript, and {start} leaves the choice: only train, "
+            "sweep, eval and harbor_gym.starts.Starts draw one, so give a transcript, and a number as start_turn"
+        )
+    turn: int | None = getattr(config, "start_turn", None)
+    snapshot = _read_once(start)
+    try:
+        return snapshot if turn is None else snapshot.at(turn)
+    except UsageError as exc:
+        raise UsageError(f"start_turn: {start}: {exc}") from exc
+
+
+def read_defaults(start: Path | Snapshot) -> Snapshot:
+    """Return the snapshot whose configuration is the default beside ``start_from``: of a folder, the first in it.
+
+    Raises:
+        UsageError: As :meth:`Snapshot.read`, or the folder has no transcript from which an episode can begin.
     """
     if not isinstance(start, Path):
         return start
+    if not start.is_dir():
+        return _read_once(start)
+    for path in sorted(start.rglob("*.json")):
+        with contextlib.suppress(OSError, UsageError):
+            open_regular(path, start).close()
+            return _read_once(path)
+    raise UsageError(f"start_from: {start} has no transcript of our own loop: give a run, or a folder of transcripts")
+
+
+def _read_once(start: Path) -> Snapshot:
     try:
         state = start.stat()
     except OSError:
@@ -276,7 +332,7 @@ def read_start(start: Path | Snapshot | None) -> Snapshot | None:
     return _read(start, state.st_ino, state.st_mtime_ns, state.st_size)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=4)
 def _read(path: Path, *_version: int) -> Snapshot:
     return Snapshot.read(path)
 
@@ -288,7 +344,7 @@ def settings_of(config: object) -> dict[str, Any] | None:
     if not isinstance(config, TerminalEnvConfig):
         return None
     try:
-        written = config.model_dump(mode="json", exclude={"start_from", "start_mode", "recording_path"})
+        written = config.model_dump(mode="json", exclude={*NO_START, "recording_path"})
     except ValueError:
         return None
     return {**written, "task_dir": str(config.task_dir.resolve())}

@@ -19,7 +19,7 @@ from harbor_gym.embedded.demonstrator import Demonstration, Demonstrator, load_s
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.formats import prompts
 from harbor_gym.outcomes import RetryBudget
-from harbor_gym.types import EndReason
+from harbor_gym.types import ActionFormat, EndReason
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
@@ -38,6 +38,7 @@ async def play_demonstrations(
     *,
     sandbox: str,
     agent: "AgentConfig | str | None" = None,
+    action_format: ActionFormat = ActionFormat.TERMINUS_JSON,
     episodes: int = 200,
     seed: int = 0,
     concurrency: int = 4,
@@ -53,6 +54,7 @@ async def play_demonstrations(
         sandbox: As ``TerminalEnvConfig.sandbox``.
         agent: One of Harbor's agents, which types the moves; it must read terminus-json-plain, as Terminus-2 does. None
             plays in our own loop.
+        action_format: How the messages are written: one of ``demonstrator.WRITTEN_FORMATS``; with an agent the default.
         episodes: Number of episodes.
         seed: Seed of the demonstrator's choices.
         concurrency: Sandboxes at once.
@@ -65,7 +67,9 @@ async def play_demonstrations(
     """
     play_one = play_in_env if agent is None else _player_of(agent)
     script = await asyncio.to_thread(load_script, task_dir)
-    config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, max_turns=script.max_turns)
+    config = TerminalEnvConfig(
+        task_dir=task_dir, sandbox=sandbox, max_turns=script.max_turns, action_format=action_format
+    )
     slots = asyncio.Semaphore(concurrency)
     finished = 0
 
@@ -112,7 +116,7 @@ async def play_in_env(config: TerminalEnvConfig, demonstrator: Demonstrator) -> 
         messages = prompts.opening(config, info.get("instruction", ""), observation).messages
         turns, reward, done = 0, 0.0, False
         while not done:
-            text = demonstrator.answer(observation).text()
+            text = demonstrator.answer(observation).text(config.action_format)
             messages.append({"role": "assistant", "content": text})
             observation, reward, done, info = await env.step(text)
             turns += 1

@@ -15,11 +15,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from harbor_gym._runtime.files import why_unreadable
 from harbor_gym._runtime.shipped import resolve_shipped
-from harbor_gym.errors import TaskError
-from harbor_gym.types import EndReason
+from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.formats.keystrokes import COMPLETE_SENTINEL
+from harbor_gym.types import ActionFormat, EndReason
 
 MOVES_PATH = Path("demonstrations") / "moves.json"
 """Where a task keeps its script, below the task directory."""
+
+WRITTEN_FORMATS = (ActionFormat.TERMINUS_JSON, ActionFormat.KEYSTROKES)
+"""The formats that a demonstrator writes."""
 
 _DURATION_SEC = 1.0
 
@@ -57,8 +61,14 @@ class Move(_Model):
     next: str | None = None
     """The stage that follows if no stage recognises the observation. None: the same stage again."""
 
-    def text(self) -> str:
-        """Return the move as one terminus-json-plain message, always with the same keys in the same order."""
+    def text(self, action_format: ActionFormat = ActionFormat.TERMINUS_JSON) -> str:
+        """Return the move as one message, in JSON always with the same keys in the same order.
+
+        Args:
+            action_format: One of :data:`WRITTEN_FORMATS`.
+        """
+        if action_format is ActionFormat.KEYSTROKES:
+            return COMPLETE_SENTINEL if self.keystrokes is None else self.keystrokes
         commands = [] if self.keystrokes is None else [{"keystrokes": self.keystrokes, "duration": _DURATION_SEC}]
         message = {
             "analysis": self.analysis,
@@ -137,6 +147,17 @@ class Demonstrator:
             if stage.seen is not None and re.search(stage.seen, observation, re.MULTILINE):
                 return name
         return (self._last.next if self._last is not None else None) or self._stage
+
+
+def require_written(action_format: ActionFormat) -> None:
+    """Check that a demonstrator writes a format.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if action_format not in WRITTEN_FORMATS:
+        known = " or ".join(WRITTEN_FORMATS)
+        raise UsageError(f"no demonstration is written in {action_format}: give --action-format {known}")
 
 
 def load_script(task_dir: Path) -> Script:

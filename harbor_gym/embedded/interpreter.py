@@ -77,14 +77,30 @@ def install() -> Path:
     with ticking(f"making {folder}"):
         _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)] if uv else _venv(folder))
     python = folder / "bin" / "python"
-    with resources.as_file(resources.files(__package__).joinpath(REQUIREMENTS)) as pins:
-        installer = [uv, "pip", "install", "--quiet", "--python", str(python)] if uv else _pip(python)
-        with ticking(f"installing {_count()} pinned packages", _SIZE):
-            _run([*installer, "--no-deps", "-r", str(pins)])
+    with (
+        resources.as_file(resources.files(__package__).joinpath(REQUIREMENTS)) as pins,
+        ticking(f"installing {_count()} pinned packages", _SIZE),
+    ):
+        install_packages(python, "-r", str(pins))
     with ticking("looking whether the server can start"):
         _run([str(python), "-P", str(Path(__file__).with_name("launcher.py")), "--verify"])
     (folder / _COMPLETE).touch()
     return python
+
+
+def install_packages(python: Path, *arguments: str) -> None:
+    """Install packages without their dependencies, by uv or else pip, from the index that is configured for it. Blocks.
+
+    Args:
+        python: The interpreter that they are for.
+        arguments: What to install, as both programs take it.
+
+    Raises:
+        ServerInstallError: It failed; the message has the end of the output.
+    """
+    uv = shutil.which("uv")
+    installer = [uv, "pip", "install", "--quiet", "--python", str(python)] if uv else _pip(python)
+    _run([*installer, "--no-deps", *arguments])
 
 
 def remove() -> list[Path]:
@@ -106,6 +122,8 @@ def _pip(python: Path) -> list[str]:
 def _run(command: Sequence[str | None]) -> None:
     environment = tool_environment()
     environment.pop("VIRTUAL_ENV", None)
+    # Else each start of the server would compile its imports anew: many container images set it.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     argv = [part for part in command if part is not None]
     done = ask(*argv, timeout_sec=None, environment=environment)
     if done.returncode:

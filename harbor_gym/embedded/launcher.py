@@ -2,10 +2,11 @@
 
     python -m harbor_gym.embedded.launcher --base-model DIR --backend jax --port 8000 ...
 
-It takes every option of ``skyrl.tinker.api`` and a few of its own (``--help`` lists them). This file imports nothing of
-harbor_gym, so an interpreter that only has SkyRL can run it by its path.
+It takes every option of ``skyrl.tinker.api`` and a few of its own (``--help`` lists them). ``--backend transformers``
+is the engine in the folder beside this file; ``jax`` is SkyRL's. This file imports nothing of harbor_gym, so an
+interpreter that only has SkyRL can run it by its path.
 
-SkyRL's server is changed in six places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
+SkyRL's server is changed in seven places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
 
 1. The engine process is this file run by this interpreter, not ``uv run`` with extras.
 2. A promise of samples carries one id per sample, which the Tinker SDK asserts since 0.28.
@@ -14,6 +15,7 @@ SkyRL's server is changed in six places by private names of one SkyRL version; :
 5. Log-probabilities of a prompt have one entry per token, None for the first, as in Tinker. The JAX backend leaves the
    first out, which would shift the others by one token in a KL penalty.
 6. The server process imports torch when it first uses it, which it does for images alone: that takes seconds.
+7. The engine knows one more backend, ``transformers``.
 """
 
 import argparse
@@ -36,11 +38,17 @@ from typing import Any
 
 SKYRL_VERSION = "0.4.0"
 
+TRANSFORMERS = "transformers"
+"""The name of our own backend."""
+
+_JAX_BACKEND = "skyrl.backends.jax"
+
 ENGINE_NAMES = (
-    "skyrl.backends.jax:JaxBackend.sample",
+    f"{_JAX_BACKEND}:JaxBackend.sample",
     "skyrl.tinker.config:EngineConfig.model_fields",
     "skyrl.tinker.config:add_model",
     "skyrl.tinker.engine:TinkerEngine.run",
+    "skyrl.tinker.engine:get_backend_classes",
 )
 """Every name of SkyRL that this file calls or replaces in the engine process, as ``module:attribute``."""
 
@@ -83,6 +91,12 @@ CHECKPOINT_ROUTES = (
 )
 """Routes of the server whose ``unique_id`` is widened (change 4)."""
 
+READY = "ready"
+"""The status of an engine that has loaded the model."""
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+"""JAX's event of a compilation, or of one read from its cache."""
+
 SDK_ID_PATTERN = r"^[a-zA-Z0-9_:-]+$"
 _PR_SET_PDEATHSIG = 1
 _GRACEFUL_SHUTDOWN_SEC = 1
@@ -110,12 +124,13 @@ def _late_torch() -> Generator[None]:
             del sys.modules["torch"]
 
 
-def verify_skyrl(*, server: bool = True, engine: bool = True) -> list[str]:
+def verify_skyrl(*, server: bool = True, engine: bool = True, with_jax: bool = True) -> list[str]:
     """Check that the installed SkyRL is the version for which these changes were written.
 
     Args:
         server: Whether to check the names that the server process uses.
         engine: Whether to check the names that the engine process uses.
+        with_jax: Whether these include those of the JAX backend, whose import takes seconds.
 
     Returns:
         One line per problem; empty if the server can be started.
@@ -129,6 +144,8 @@ def verify_skyrl(*, server: bool = True, engine: bool = True) -> list[str]:
         problems.append(f"skyrl {version} is installed; this launcher changes private names of {SKYRL_VERSION} only")
     for name in dict.fromkeys((*(ENGINE_NAMES if engine else ()), *(SERVER_NAMES if server else ()))):
         module, _, attributes = name.partition(":")
+        if module == _JAX_BACKEND and not with_jax:
+            continue
         try:
             with _late_torch() if module == "skyrl.tinker.api" else contextlib.nullcontext():
                 found: Any = importlib.import_module(module)
@@ -165,7 +182,7 @@ def _own_options() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 is any free one")
     parser.add_argument("--listen-fd", type=int, help="an inherited socket to listen on, instead of --host and --port")
-    parser.add_argument("--ready-file", type=Path, help="file made when the engine has loaded the model")
+    parser.add_argument("--status-file", type=Path, help="file that has what is done now: a process id and words")
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process ends")
     parser.add_argument("--verify", action="store_true", help="only look whether this SkyRL can be started")
     parser.add_argument("--engine", action="store_true", help="be the engine process (used by the server itself)")
@@ -177,8 +194,8 @@ def _engine_argv(own: argparse.Namespace, _parent_argv: list[str], engine_config
 
     # -P keeps this file's folder, whose modules have common names, out of the engine's import path.
     argv = [sys.executable, "-P", str(Path(__file__).resolve()), "--engine", "--die-with-parent", str(os.getpid())]
-    if own.ready_file is not None:
-        argv += ["--ready-file", str(own.ready_file)]
+    if own.status_file is not None:
+        argv += ["--status-file", str(own.status_file)]
     return argv + config_to_argv(engine_config)
 
 
@@ -287,9 +304,18 @@ def patch_server(own: argparse.Namespace) -> Any:
     return api
 
 
-def patch_engine() -> None:
-    """Make the JAX backend return None as the log-probability of a prompt's first token (change 5)."""
-    backend: Any = importlib.import_module("skyrl.backends.jax").JaxBackend
+def patch_engine(backend_name: str) -> None:
+    """Apply change 7, or to SkyRL's own backend change 5.
+
+    Args:
+        backend_name: The backend that the engine is to use.
+    """
+    if backend_name == TRANSFORMERS:
+        classes = _transformers_backend()
+        engine: Any = importlib.import_module("skyrl.tinker.engine")
+        engine.get_backend_classes = functools.partial(_constant, classes)
+        return
+    backend: Any = importlib.import_module(_JAX_BACKEND).JaxBackend
     original = backend.sample
 
     def sample(self: Any, prepared_batch: Any) -> Any:
@@ -300,6 +326,22 @@ def patch_engine() -> None:
         return results
 
     backend.sample = sample
+
+
+def _constant(value: Any, *_arguments: Any, **_settings: Any) -> Any:
+    return value
+
+
+def _transformers_backend() -> tuple[Any, Any]:
+    """Return the classes of our own backend and of its settings, which are imported by their path."""
+    name = "harbor_gym_engine"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("engine") / "__init__.py")
+    assert spec is not None, "a file of this package"
+    assert spec.loader is not None
+    sys.modules[name] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    module = importlib.import_module(f"{name}.backend")
+    return module.TransformersBackend, module.TransformersConfig
 
 
 def _forget_unfinished_requests(database_url: str) -> None:
@@ -315,13 +357,32 @@ def _forget_unfinished_requests(database_url: str) -> None:
             )
 
 
+def _tell(own: argparse.Namespace, doing: str) -> None:
+    """Write what this process does now into the status file."""
+    if own.status_file is not None:
+        own.status_file.write_text(f"{os.getpid()} {doing}", encoding="utf-8")
+
+
 def _run_engine(own: argparse.Namespace, engine_config: Any) -> None:
     from skyrl.tinker.engine import TinkerEngine
 
-    patch_engine()
+    patch_engine(engine_config.backend)
+    compiled, is_ready = 0, False
+
+    def count(event: str, *_: Any, **__: Any) -> None:
+        nonlocal compiled
+        if event == _COMPILED and not is_ready:
+            compiled += 1
+            _tell(own, f"loading the model, {compiled} functions compiled")
+
+    if engine_config.backend != TRANSFORMERS:
+        import jax.monitoring
+
+        jax.monitoring.register_event_duration_secs_listener(count)
+    _tell(own, "loading the model")
     engine = TinkerEngine(engine_config)
-    if own.ready_file is not None:
-        own.ready_file.touch()
+    is_ready = True
+    _tell(own, READY)
     engine.run()
 
 
@@ -351,10 +412,12 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: SkyRL is not the supported version, or the parent has ended.
     """
-    own, _ = _own_options().parse_known_args(argv)
+    own, others = _own_options().parse_known_args(argv)
     if own.die_with_parent is not None:
         die_with_parent(own.die_with_parent)
-    if problems := verify_skyrl(server=own.verify or not own.engine, engine=own.verify or own.engine):
+    checked = {"server": own.verify or not own.engine, "engine": own.verify or own.engine}
+    _tell(own, f"importing the {'engine' if own.engine else 'server'}'s packages")
+    if problems := verify_skyrl(**checked, with_jax=TRANSFORMERS not in others):
         raise SystemExit("cannot start the embedded training server:\n  " + "\n  ".join(problems))
     if own.verify:
         return

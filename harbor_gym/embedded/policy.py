@@ -7,7 +7,7 @@ SkyRL's server take its path wherever they take a model's name.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harbor_gym.errors import MissingDependencyError, UsageError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
     from pathlib import Path
 
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ADDED_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -126,15 +126,36 @@ def build_model(
         return Qwen3ForCausalLM(config).float()
 
 
-def save_policy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out_dir: Path) -> None:
+def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out_dir: Path) -> None:
     """Write model and tokenizer as one Hugging Face directory, which is made if missing."""
+    with without_bars():
+        model.save_pretrained(out_dir)
+        tokenizer.save_pretrained(out_dir)
+
+
+def load_policy(directory: Path | str, **settings: Any) -> tuple[Any, Any]:
+    """Return a directory's causal language model, in float32, and its tokenizer.
+
+    Args:
+        directory: A Hugging Face directory.
+        settings: Further arguments of ``from_pretrained``.
+    """
+    with training_stack():
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    with without_bars():
+        tokenizer = AutoTokenizer.from_pretrained(directory, **settings)
+        return AutoModelForCausalLM.from_pretrained(directory, dtype="float32", **settings).eval(), tokenizer
+
+
+@contextlib.contextmanager
+def without_bars() -> Generator[None]:
+    """Print no progress bars of transformers during the block."""
     from transformers.utils import logging as transformers_logging
 
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model.save_pretrained(out_dir)
-        tokenizer.save_pretrained(out_dir)
+        yield
     finally:
         if bars:
             transformers_logging.enable_progress_bar()

@@ -10,13 +10,24 @@ import signal
 import socket
 import sys
 import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.console.progress import ticking
+from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.json_files import object_or_empty
 from harbor_gym._runtime.processes import tool_environment
+from harbor_gym._runtime.procfs import read_stat
 from harbor_gym._runtime.shielded import shielded
+from harbor_gym.checking.capacity import free_memory_mb
+from harbor_gym.embedded import models
+from harbor_gym.embedded.launcher import READY, TRANSFORMERS
 from harbor_gym.errors import HarborGymError, UsageError
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -25,6 +36,14 @@ _LORA_SLOTS = 8
 successive clients must fit; slot 0 is the base model's."""
 _SEQUENCES_AT_ONCE = 8
 """Sequences of a training pass, and sequences sampled together. Each distinct batch shape is compiled once."""
+_KEPT_SHARE = 8
+"""The part of the free memory, as its divisor, that may hold what was computed of earlier turns."""
+STARTING = "starting the embedded training server"
+"""The phase of the progress in which a server starts."""
+
+_LAST_START = "last-server-start.json"
+"""File in the cache with the last :class:`LastStart`."""
+
 _POLL_SEC = 0.1
 _GRACE_SEC = 4.0
 """Seconds between SIGTERM and SIGKILL: the server gives open requests 1 s, then stops its engine."""
@@ -36,6 +55,19 @@ class TrainingServerError(HarborGymError):
     """The embedded training server did not start, or ended by itself."""
 
     is_infrastructure = True
+
+
+@dataclass(frozen=True)
+class LastStart:
+    """A start of the server on this machine."""
+
+    seconds: float
+    """From the process's start until the model was loaded."""
+
+    model_dir: str
+
+    when: str
+    """The time at its end, in ISO 8601."""
 
 
 class TrainingServer:
@@ -52,7 +84,8 @@ class TrainingServer:
         *,
         max_lora_rank: int = 32,
         python: str = sys.executable,
-        startup_timeout_sec: float = 300,
+        stall_timeout_sec: float = 300,
+        is_compiled: bool | None = None,
     ) -> None:
         """Configure the server; nothing runs before :meth:`start`.
 
@@ -62,19 +95,18 @@ class TrainingServer:
                 directory has the same checkpoints; two at once are refused.
             max_lora_rank: Largest rank that a client may request.
             python: Interpreter that has SkyRL; harbor_gym need not be installed there.
-            startup_timeout_sec: Longest :meth:`start`, in seconds.
+            stall_timeout_sec: Longest pause, in seconds, in which :meth:`start` sees no progress: the server uses no
+                processor time, and does nothing new. A start that makes progress may take any time.
+            is_compiled: Whether SkyRL's JAX engine serves the model, and not transformers' classes; None decides by its
+                size. Only the engine that saved a checkpoint can load it.
         """
         self.model_dir = model_dir.resolve()
         self.state_dir = state_dir.resolve()
         self.log_path = self.state_dir / "server.log"
-        self._backend_config = {
-            "max_lora_adapters": _LORA_SLOTS,
-            "max_lora_rank": max_lora_rank,
-            "train_micro_batch_size": _SEQUENCES_AT_ONCE,
-            "sample_max_num_sequences": _SEQUENCES_AT_ONCE,
-        }
+        self._max_lora_rank = max_lora_rank
+        self._is_compiled = is_compiled
         self._python = python
-        self._startup_timeout_sec = startup_timeout_sec
+        self._stall_timeout_sec = stall_timeout_sec
         self._process: asyncio.subprocess.Process | None = None
         self._port: int | None = None
         self._lock: IO[str] | None = None
@@ -97,11 +129,11 @@ class TrainingServer:
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def start(self) -> None:
-        """Start the server and wait until its engine has loaded the model.
+        """Start the server and wait until its engine has loaded the model; show meanwhile what it does.
 
         Raises:
             UsageError: The server was started before, ``model_dir`` is not a model, or ``state_dir`` is in use.
-            TrainingServerError: The server ended or was not ready in time; the message has the log's end.
+            TrainingServerError: The server ended or made no progress; the message has the log's end.
         """
         if self._port is not None:
             raise UsageError("this training server was started before; make a new TrainingServer")
@@ -109,8 +141,13 @@ class TrainingServer:
             raise UsageError(f"{self.model_dir} is not a model directory: it has no config.json")
         try:
             self._claim_state_dir()
-            await self._spawn()
-            await self._wait_until_ready()
+            last = last_start()
+            usual = f"; the last start took {last.seconds:.0f} s" if last is not None else ""
+            with ticking(STARTING, usual.lstrip("; ")) as work:
+                started = time.monotonic()
+                await self._spawn()
+                await self._wait_until_ready(lambda doing: work.tell(doing + usual))
+            _note_start(LastStart(round(time.monotonic() - started, 1), str(self.model_dir), _now()))
         except BaseException:
             await self.stop()
             raise
@@ -193,12 +230,26 @@ class TrainingServer:
             *(self._python, "-P", str(_LAUNCHER)),
             *("--die-with-parent", str(os.getpid())),
             *("--listen-fd", str(listen_fd)),
-            *("--ready-file", str(self._ready_file)),
+            *("--status-file", str(self._status_file)),
             *("--base-model", str(self.model_dir)),
-            *("--backend", "jax", "--backend-config", json.dumps(self._backend_config)),
+            *self._engine(),
             *("--checkpoints-base", str(self.state_dir / "checkpoints")),
             *("--database-url", f"sqlite:///{self.state_dir / 'tinker.db'}"),
         ]
+
+    def _engine(self) -> list[str]:
+        settings: dict[str, int] = {"max_lora_adapters": _LORA_SLOTS, "max_lora_rank": self._max_lora_rank}
+        is_compiled = models.is_compiled(self.model_dir) if self._is_compiled is None else self._is_compiled
+        if is_compiled:
+            backend = "jax"
+            settings |= {"train_micro_batch_size": _SEQUENCES_AT_ONCE, "sample_max_num_sequences": _SEQUENCES_AT_ONCE}
+        else:
+            backend = TRANSFORMERS
+            settings |= {"sequences_at_once": _SEQUENCES_AT_ONCE, "kept_mib": free_memory_mb() // _KEPT_SHARE}
+            if "OMP_NUM_THREADS" not in os.environ:
+                # Threads that wait for each other spin: with all processors, sandboxes and trainer would wait for them.
+                settings["threads"] = max(1, len(os.sched_getaffinity(0)) // 2)
+        return ["--backend", backend, "--backend-config", json.dumps(settings)]
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -213,22 +264,32 @@ class TrainingServer:
         }
 
     @property
-    def _ready_file(self) -> Path:
-        return self.state_dir / "tmp" / "engine-is-ready"
+    def _status_file(self) -> Path:
+        return self.state_dir / "tmp" / "status"
 
-    async def _wait_until_ready(self) -> None:
+    async def _wait_until_ready(self, tell: Callable[[str], None]) -> None:
         assert self._process is not None
-        timeout = asyncio.timeout(self._startup_timeout_sec)
-        try:
-            async with timeout:
-                while not (self._ready_file.exists() and await self._answers()):
-                    if self._process.returncode is not None:
-                        raise self._error(f"ended with exit code {self._process.returncode} before it was ready")
-                    await asyncio.sleep(_POLL_SEC)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise self._error(f"was not ready after {self._startup_timeout_sec:g} s") from None
+        pid, doing, worked_sec, moved = self._process.pid, "", 0.0, time.monotonic()
+        while True:
+            with contextlib.suppress(OSError, ValueError):  # the file is not there yet, or is being written
+                number, _, now = self._status_file.read_text(encoding="utf-8").partition(" ")
+                if now == READY and await self._answers():
+                    return
+                if now != doing:
+                    pid, doing, moved = int(number), now, time.monotonic()
+                    tell(doing)
+            stat = read_stat(pid)
+            if stat is not None and stat.cpu_sec != worked_sec:
+                worked_sec, moved = stat.cpu_sec, time.monotonic()
+            if self._process.returncode is not None:
+                raise self._error(f"ended with exit code {self._process.returncode} before it was ready")
+            if time.monotonic() - moved > self._stall_timeout_sec:
+                place = f"while {doing}" if doing else "at its start"
+                raise self._error(
+                    f"made no progress for {self._stall_timeout_sec:g} s, {place}: see whether the machine has memory "
+                    "and disk space left, then run the same command again (train's --server-timeout-sec waits longer)"
+                )
+            await asyncio.sleep(_POLL_SEC)
 
     async def _answers(self) -> bool:
         assert self._port is not None
@@ -249,6 +310,22 @@ class TrainingServer:
         with contextlib.suppress(OSError):
             tail = self.log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         return TrainingServerError(f"the training server for {self.model_dir} {what}. End of {self.log_path}:\n{tail}")
+
+
+def last_start() -> LastStart | None:
+    """Return the last successful start of a server by this user's cache; None if there was none."""
+    with contextlib.suppress(TypeError):
+        return LastStart(**object_or_empty(cache_dir() / _LAST_START))
+    return None
+
+
+def _note_start(start: LastStart) -> None:
+    with contextlib.suppress(OSError):  # nothing but a hint is lost
+        replace_text(cache_dir() / _LAST_START, json.dumps(asdict(start)))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 async def _end_process_group(process: asyncio.subprocess.Process) -> None:

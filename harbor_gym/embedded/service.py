@@ -9,16 +9,16 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harbor_gym._runtime.console.progress import ShowBar, show_no_bar, ticking
+from harbor_gym._runtime.console.progress import SLOW_SEC, ShowBar, show_no_bar, ticking
 from harbor_gym.adapters.tinker.policies import EvaluatedPolicy
-from harbor_gym.adapters.tinker.training.config import Backend
+from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.plan import TrainRun
-from harbor_gym.adapters.tinker.training.service import ModelService, OpenService, cancelled_with, tinker_service
-from harbor_gym.config import AgentEpisodeConfig
-from harbor_gym.embedded import ensure_policy
-from harbor_gym.embedded.demonstrator import load_script
+from harbor_gym.adapters.tinker.training.service import ModelService, cancelled_with, tinker_service
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
+from harbor_gym.embedded import PRETRAINED_DEMONSTRATIONS, ensure_policy, models
+from harbor_gym.embedded.demonstrator import load_script, require_written
 from harbor_gym.embedded.interpreter import server_python
 from harbor_gym.embedded.policy import build_tokenizer, training_stack
 from harbor_gym.embedded.server import TrainingServer, export_adapter
@@ -74,38 +74,55 @@ def require_backend(backend: Backend) -> None:
 
 
 async def require_policy(run: TrainRun) -> None:
-    """Check that the built-in policy can be made, if the run uses it. Nothing is started or written.
+    """Check that a run's model can be had and served, if it is to be served here. Nothing is started or written.
 
     Raises:
-        TaskError: The task has no demonstrator, or a malformed one.
-        UsageError: There is no such renderer.
+        TaskError: The task has no demonstrator that the policy needs, or a malformed one.
+        UsageError: The demonstrator does not write the action format, there is no such model or renderer, or the server
+            can't train the model.
     """
-    if run.config.backend is Backend.LOCAL and run.config.model_name is None:
+    config = run.config
+    if config.backend is not Backend.LOCAL:
+        return
+    if config.model_name is None or demonstrations_of(config):
         load_script(run.env.task_dir)
-        await asyncio.to_thread(_require_renderer, run.config.renderer_name)
+        if isinstance(run.env, TerminalEnvConfig):
+            require_written(run.env.action_format)
+    await asyncio.to_thread(_require_model, config)
 
 
-def _require_renderer(name: str) -> None:
+def demonstrations_of(config: TrainConfig) -> int:
+    """Return the number of demonstrations on which a run's named model is fine-tuned."""
+    if config.demonstrations is not None:
+        return config.demonstrations
+    return PRETRAINED_DEMONSTRATIONS if config.model_name in models.PRETRAINED else 0
+
+
+def _require_model(config: TrainConfig) -> None:
     with training_stack():
         from harbor_gym.adapters.tinker.codec import renderer_of
-    renderer_of(name, build_tokenizer(["any text"]))
+        from harbor_gym.adapters.tinker.sampling import codec_for
+    if config.model_name is None:
+        renderer_of(config.renderer_name, build_tokenizer(["any text"]))
+        return
+    models.require_model(
+        config.model_name,
+        max_context_tokens=config.max_context_tokens,
+        is_fine_tuned=demonstrations_of(config) > 0,
+    )
+    if (folder := models.model_dir(config.model_name)) is not None:
+        codec_for(config.renderer_name, str(folder))
 
 
-def service_of(backend: Backend, show: Show, bar: ShowBar = show_no_bar) -> OpenService:
-    """Return the function that opens a run's service with this backend.
+def open_service(run: TrainRun, show: Show, bar: ShowBar) -> contextlib.AbstractAsyncContextManager[ModelService]:
+    """Return a run's service for a block: the Tinker service, or a server on this machine.
 
     Args:
-        backend: The Tinker service, or a server on this machine.
+        run: The run; its folder exists.
         show: Takes each line about the server's start.
         bar: Takes the progress of the server's preparation and start.
     """
-    if backend is Backend.TINKER:
-        return tinker_service
-
-    def open_service(run: TrainRun) -> contextlib.AbstractAsyncContextManager[ModelService]:
-        return embedded_service(run, show, bar)
-
-    return open_service
+    return tinker_service(run) if run.config.backend is Backend.TINKER else embedded_service(run, show, bar)
 
 
 @contextlib.asynccontextmanager
@@ -121,16 +138,16 @@ async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar
         model_dir,
         state_dir,
         max_lora_rank=run.config.lora_rank,
-        startup_timeout_sec=run.config.server_timeout_sec,
+        stall_timeout_sec=run.config.server_timeout_sec,
         python=server_python(),
     )
     async with contextlib.AsyncExitStack() as stack:
-        with ticking("starting the embedded training server", f"of at most {run.config.server_timeout_sec:g} s"):
-            os.environ["HF_HUB_OFFLINE"] = "1"  # read at an import
-            # The server's start is imports, too: a second processor does these meanwhile.
-            importing = asyncio.get_running_loop().run_in_executor(None, importlib.import_module, _LOOP)
-            await stack.enter_async_context(server)
-            os.environ.update(server.client_environment())
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read at an import
+        # The server's start is imports, too: a second processor does these meanwhile.
+        importing = asyncio.get_running_loop().run_in_executor(None, importlib.import_module, _LOOP)
+        await stack.enter_async_context(server)
+        os.environ.update(server.client_environment())
+        with ticking("importing the cookbook", delay_sec=SLOW_SEC):
             await importing
         async with cancelled_with(server.monitor()):
             yield EmbeddedService(str(model_dir), server.base_url, state_dir)
@@ -146,8 +163,7 @@ async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator
             server = TrainingServer(
                 Path(policy.model_name), state, max_lora_rank=policy.max_lora_rank, python=server_python()
             )
-            with ticking("starting the embedded server"):
-                await stack.enter_async_context(server)
+            await stack.enter_async_context(server)
             os.environ.update(server.client_environment())
             base_url = server.base_url
         import tinker  # it reads the variables that the server has set
@@ -163,20 +179,30 @@ async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator
 
 
 async def _model_dir(run: TrainRun, show: Show, bar: ShowBar) -> Path:
-    if run.config.model_name is not None:
-        return await asyncio.to_thread(Path(run.config.model_name).resolve)
+    config, base = run.config, None
+    if config.model_name is not None:
+        base = await models.ensure_model(config.model_name)
+        await asyncio.to_thread(_require_model, config)  # what was fetched only now has not been checked
+        if not demonstrations_of(config):
+            return base
 
     def show_preparation(phase: str, done: int, total: int, loss: float | None) -> None:
         bar(phase, done, total, f"loss {loss:.2f}" if loss is not None else "")
 
     from harbor_gym.adapters.harbor.agents import harbors_agent
 
+    if isinstance(run.env, AgentEpisodeConfig):
+        player: dict[str, Any] = {"agent": harbors_agent(run.env)}
+    else:
+        player = {"action_format": run.env.action_format}
     show("preparing the embedded policy (once; it is cached)")
     return await ensure_policy(
         run.env.task_dir,
         sandbox=run.env.sandbox,
-        renderer_name=run.config.renderer_name,
-        agent=harbors_agent(run.env) if isinstance(run.env, AgentEpisodeConfig) else None,
-        seed=run.config.seed,
+        renderer_name=config.renderer_name,
+        **player,
+        seed=config.seed,
+        base=base,
+        demonstrations=demonstrations_of(config) or None,
         progress=show_preparation,
     )

@@ -1,7 +1,7 @@
-"""Supervised warm start: teach a tiny policy to imitate recorded conversations, on a CPU, in about a minute.
+"""Supervised warm start: teach a policy to imitate recorded conversations, on a CPU; a tiny one in about a minute.
 
 The tokens are the ones that the RL environment will show: each conversation goes through the same
-:class:`harbor_gym.adapters.tinker.codec.RendererCodec`, and only the policy's own tokens are learnt.
+codec (:func:`harbor_gym.adapters.tinker.codec.codec_of`), and only the policy's own tokens are learnt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym._runtime.files import publishing_once
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,17 @@ class WarmStartSettings:
     steps: int = 120
     """Optimizer steps at most."""
 
+    base: str | None = None
+    """What a pretrained model is known by; None makes a tiny policy of random weights."""
+
     batch_size: int = 8
     """Conversations a step."""
 
+    at_once: int = 8
+    """Conversations of one pass through the model: memory grows with them. It divides ``batch_size``."""
+
     learning_rate: float = 1e-2
-    """Peak rate of both optimizers; a tenth of the steps warm up, a cosine leads down to a tenth of it."""
+    """Peak rate of every optimizer; a tenth of the steps warm up, a cosine leads down to a tenth of it."""
 
     vocab_size: int = 2048
     hidden_size: int = 192
@@ -60,6 +67,10 @@ class WarmStartSettings:
 
     threads: int = 2
     """Torch's threads. It is part of the settings because it changes the order of sums."""
+
+
+PRETRAINED_SETTINGS: dict[str, Any] = {"batch_size": 2, "at_once": 1, "learning_rate": 5e-4, "threads": 1}
+"""What differs for a pretrained model of some hundred million parameters."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +101,13 @@ def warm_start(
     renderer_name: str,
     seed: int = 0,
     steps: int = WarmStartSettings.steps,
+    base: Path | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Path:
-    """Train a tiny policy on ``conversations`` and return its Hugging Face directory.
+    """Train a policy on ``conversations`` and return its Hugging Face directory.
 
-    Blocks for about a minute; call it from a thread. The same input gives the same policy on the same machine, and a
-    policy that is already there is returned at once.
+    Blocks for about a minute for a tiny policy, and many for a pretrained model; call it from a thread. The same input
+    gives the same policy on the same machine, and a policy that is already there is returned at once.
 
     Args:
         conversations: Chats of ``{"role", "content"}`` messages, each from the system message to an answer of the
@@ -105,6 +117,7 @@ def warm_start(
         renderer_name: See :attr:`WarmStartSettings.renderer_name`.
         seed: See :attr:`WarmStartSettings.seed`.
         steps: See :attr:`WarmStartSettings.steps`.
+        base: The directory of a pretrained model, all of whose weights are trained; None makes a tiny policy.
         progress: Called after each step, in this thread. Its exception ends the training and leaves nothing behind.
 
     Raises:
@@ -112,7 +125,8 @@ def warm_start(
             without its record.
         MissingDependencyError: torch, transformers or the cookbook is not installed.
     """
-    settings = WarmStartSettings(renderer_name=renderer_name, seed=seed, steps=steps)
+    more: dict[str, Any] = {} if base is None else {**PRETRAINED_SETTINGS, "base": str(base)}
+    settings = WarmStartSettings(renderer_name=renderer_name, seed=seed, steps=steps, **more)
     final = out_dir / f"policy-{_digest(conversations, settings)}"
     if (final / RECORD_NAME).is_file():
         return final
@@ -135,11 +149,12 @@ def conversation_encoder(
     It raises UsageError where a conversation is not: messages, answer, user, answer, user, …, answer.
 
     Raises:
+        UsageError: There is no such renderer, or it can't write a chat with this tokenizer.
         MissingDependencyError: The cookbook is not installed.
     """
     with policy.training_stack():
-        from harbor_gym.adapters.tinker.codec import RendererCodec, renderer_of
-    codec = RendererCodec(renderer_of(renderer_name, tokenizer))
+        from harbor_gym.adapters.tinker.codec import codec_of
+    codec = codec_of(renderer_name, tokenizer)
     stop = codec.stop[0]
     end = [stop] if isinstance(stop, int) else tokenizer.encode(stop, add_special_tokens=False)
 
@@ -173,13 +188,18 @@ def _build(
     progress: Callable[[Progress], None] | None,
 ) -> dict[str, Any]:
     texts = (message["content"] for conversation in conversations for message in conversation)
-    tokenizer = policy.build_tokenizer(texts, settings.vocab_size)
+    if settings.base is None:
+        tokenizer = policy.build_tokenizer(texts, settings.vocab_size)
+        model = policy.build_model(
+            tokenizer, hidden_size=settings.hidden_size, layers=settings.layers, seed=settings.seed
+        )
+    else:
+        model, tokenizer = policy.load_policy(settings.base)
     encode = conversation_encoder(tokenizer, settings.renderer_name)
     rows = [encode(conversation) for conversation in conversations]
     longest = max(len(row.tokens) for row in rows)
-    if longest > policy.MAX_POSITIONS:
-        raise UsageError(f"a conversation has {longest} tokens; the tiny policy takes {policy.MAX_POSITIONS} at most")
-    model = policy.build_model(tokenizer, hidden_size=settings.hidden_size, layers=settings.layers, seed=settings.seed)
+    if longest > (most := model.config.max_position_embeddings):
+        raise UsageError(f"a conversation has {longest} tokens, and the model's context is {most}")
     losses = _train(model, rows, settings, progress)
     policy.save_policy(model, tokenizer, directory)
     return {
@@ -193,15 +213,14 @@ def _build(
 
 
 def _train(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     rows: Sequence[Row],
     settings: WarmStartSettings,
     progress: Callable[[Progress], None] | None,
 ) -> list[float]:
     import torch
 
-    shared = _shared_prefix(rows)
-    optimizers = _optimizers(model, settings.learning_rate)
+    optimizers = _optimizers(model, settings)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(entry, lambda step: _rate(step, settings.steps)) for entry in optimizers
     ]
@@ -214,12 +233,11 @@ def _train(
     try:
         for step in range(1, settings.steps + 1):
             model.zero_grad()
-            each = _losses(model, next(batches), shared)
-            (each.sum() / typical).backward()
+            each = _add_gradients(model, next(batches), typical, settings.at_once)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for entry in (*optimizers, *schedules):
                 entry.step()
-            losses.append(each.mean().item())
+            losses.append(fmean(each))
             if progress is not None:
                 progress(Progress(step, settings.steps, losses[-1]))
     finally:
@@ -227,50 +245,33 @@ def _train(
     return losses
 
 
-def _optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, which needs half the steps of AdamW here; AdamW for embeddings and norms."""
+def _optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
+    """AdamW; for a tiny policy's matrices Muon, which needs half the steps there."""
     import torch
 
     embeddings = set(model.get_input_embeddings().parameters())
-    matrices = [weight for weight in model.parameters() if weight.ndim == 2 and weight not in embeddings]
-    others = [weight for weight in model.parameters() if weight.ndim != 2 or weight in embeddings]
-    return [
-        torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    is_tiny = settings.base is None
+    matrices = [weight for weight in model.parameters() if is_tiny and weight.ndim == 2 and weight not in embeddings]
+    others = [weight for weight in model.parameters() if not any(weight is known for known in matrices)]
+    adam = torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    return [torch.optim.Muon(matrices, lr=settings.learning_rate, weight_decay=0.01), adam] if is_tiny else [adam]
 
 
-def _losses(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch.Tensor:
-    """Return the loss on each token of the policy's, computing the common beginning of all conversations only once."""
+def _add_gradients(model: PreTrainedModel, batch: Sequence[Row], typical: float, at_once: int) -> list[float]:
+    """Add a batch's gradient to the weights' own, and return the loss on each token of the policy's."""
     import torch
-    from transformers import DynamicCache
 
-    width = max(len(row.tokens) for row in batch) - shared
-    tokens = torch.zeros(len(batch), width, dtype=torch.long)
-    learnt = torch.zeros(len(batch), width, dtype=torch.bool)
-    for index, row in enumerate(batch):
-        tokens[index, : len(row.tokens) - shared] = torch.tensor(row.tokens[shared:])
-        learnt[index, : len(row.tokens) - shared] = torch.tensor(row.learnt[shared:])
-    cache = DynamicCache(config=model.config)
-    # The cache is the fourth argument: its name is another one since transformers 5.24.
-    if shared:
-        model.model(torch.tensor([batch[0].tokens[:shared]]), None, None, cache, use_cache=True)
-        cache.batch_repeat_interleave(len(batch))
-    # Padding stands at the end, where causal attention keeps it from every token that counts.
-    hidden = model.model(tokens[:, :-1], None, None, cache, use_cache=True).last_hidden_state
-    chosen = learnt[:, 1:]
-    logits = model.lm_head(hidden[chosen])
-    return torch.nn.functional.cross_entropy(logits, tokens[:, 1:][chosen], reduction="none")
+    from harbor_gym.embedded.engine.scoring import add_gradients
 
-
-def _shared_prefix(rows: Sequence[Row]) -> int:
-    """Return the length in tokens of the rows' common beginning, short of the last one before the first answer."""
-    first = rows[0].tokens
-    limit = min(row.learnt.index(True) for row in rows) - 1
-    for position in range(limit):
-        if any(row.tokens[position] != first[position] for row in rows):
-            return position
-    return max(limit, 0)
+    scored = add_gradients(
+        model,
+        [row.tokens[:-1] for row in batch],
+        [row.tokens[1:] for row in batch],
+        lambda _, some: -torch.cat(some).sum() / typical,
+        [row.learnt[1:] for row in batch],
+        at_once=at_once,
+    )
+    return [-logprob for row in scored for logprob in row.tolist()]
 
 
 def _batches(rows: Sequence[Row], settings: WarmStartSettings) -> Iterator[list[Row]]:

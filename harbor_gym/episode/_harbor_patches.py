@@ -1,7 +1,7 @@
 """The methods of Harbor's sandboxes and tasks that an episode replaces on the instances of its own trial.
 
-Two are replaced for all of Harbor: one finds what it found before without reading a task's files again, the other
-reads a verifier's rewards with limits.
+Some are replaced for all of Harbor: two find what was found before without a walk through a task's files, the others
+read a verifier's rewards with limits.
 
 Harbor has no hooks at these moments. tests/unit/episode/test_harbor_patches.py names the parts of Harbor that call the
 methods, and fails if an upgrade changes one of them.
@@ -16,22 +16,32 @@ import os
 import shlex
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from types import CoroutineType
 from typing import Any, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.models.task.config import NetworkPolicy
+from harbor.models.task.paths import TaskPaths
 from harbor.models.task.task import Task
+from harbor.models.trial.config import TrialConfig
+from harbor.models.trial.paths import EnvironmentPaths
 from harbor.models.trial.result import StepResult, TrialResult
+from harbor.models.verifier.result import VerifierResult
 from harbor.publisher.packager import Packager
+from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 from harbor.verifier.verifier import Verifier
 
 from harbor_gym._runtime.unchanged import UntilChanged
+from harbor_gym.episode.grading.cleanup import cut_rewards
 from harbor_gym.episode.grading.verdict import read_reward_json, read_reward_text
 from harbor_gym.errors import printable
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
+from harbor_gym.sandboxes.extensions import DeclaresCutRewards, SupportsBuild
 
 _CALLS = (
     *("exec", "upload_file", "upload_dir", "download_file", "download_dir", "download_dir_with_exclusions"),
@@ -51,49 +61,165 @@ _MAX_TEXT = 300
 
 _logger = logging.getLogger(__name__)
 
-_checksums = UntilChanged[str]()
 _content_hashes = UntilChanged[tuple[str, list[Path]]]()
+_FEW_FILES = 64
+_compute_content_hash = Packager.compute_content_hash
+_validate_input_tree = TaskPaths.validate_input_tree
 
 
-class _QuietTask(Task):
+class KnownTask(Task):
+    """A task with what Harbor finds for each trial by a walk through its files, found once. To make it blocks."""
+
+    @functools.cached_property
+    def known(self) -> _Known:
+        """What it finds. The first use reads all files."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"Task\.checksum ", category=DeprecationWarning)
+            checksum = super().checksum
+        return _Known(self.task_dir, checksum, _compute_content_hash(self.task_dir))
+
     @property
     @override
     def checksum(self) -> str:
-        return _checksums.get(self.task_dir, self._quiet_checksum)
-
-    def _quiet_checksum(self) -> str:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"Task\.checksum ", category=DeprecationWarning)
-            return super().checksum
+        return self.known.checksum
 
 
-def silence_checksum(task: Task) -> None:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Results from all of a task's files, which lie within it."""
+
+    task_dir: Path
+    checksum: str
+    content_hash: tuple[str, list[Path]]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a walk through its files is worth a thread."""
+        return len(self.content_hash[1]) > _FEW_FILES
+
+
+_known: ContextVar[_Known | None] = ContextVar("harbor_gym_known_task", default=None)
+"""What is known of the task whose trial is being made."""
+
+_tasks = UntilChanged[KnownTask]()
+
+
+def known_task(task_dir: Path) -> KnownTask:
+    """Return the task of a directory, read again only after a change of one of its files. Blocks.
+
+    Raises:
+        Exception: As Harbor's ``Task`` raises it.
+    """
+    return _tasks.get(task_dir, lambda: KnownTask(task_dir))
+
+
+async def create_trial(config: TrialConfig, task: Task | Path) -> Trial:
+    """Create Harbor's trial without its walks through the task's files, which it would do on the event loop.
+
+    Args:
+        config: The trial's.
+        task: Its task, or the directory. All of its files are read in a thread, unless it is a :class:`KnownTask`.
+
+    Raises:
+        Exception: As ``Trial.create`` raises it.
+    """
+    if not isinstance(task, KnownTask):
+        task_dir = task if isinstance(task, Path) else task.task_dir
+        task = await asyncio.to_thread(known_task, task_dir)
+    known = task.known if "known" in vars(task) else await asyncio.to_thread(lambda: task.known)
+    token = _known.set(known)
+    try:
+        trial = await Trial.create(config)
+    finally:
+        _known.reset(token)
+    silence_checksum(trial.task, known)
+    return trial
+
+
+def silence_checksum(task: Task, known: _Known | None = None) -> None:
     """Suppress Harbor's warning when its trial reads the task's checksum: warnings may be turned into errors.
 
-    The checksum is found once for all trials, until a file of the task changes.
+    Args:
+        task: The trial's.
+        known: What is known of its files; None reads them when it is needed.
     """
-    task.__class__ = _QuietTask
+    if not isinstance(task, KnownTask):
+        task.__class__ = KnownTask
+        if known is not None:
+            vars(task)["known"] = known
 
 
-def _keep_content_hashes() -> None:
-    """Let Harbor's trials hash the files of a task once, until one changes, for the lock that each of them writes."""
-    compute = Packager.compute_content_hash
+def _walk_once() -> None:
+    """Let Harbor walk through the files of a task whose trial :func:`create_trial` makes no second time.
 
-    @functools.wraps(compute)
+    Other hashes of a task, for the lock that each trial writes, are found once until a file changes.
+    """
+
+    @functools.wraps(_compute_content_hash)
     def kept(task_dir: Path) -> tuple[str, list[Path]]:
-        digest, files = _content_hashes.get(task_dir, lambda: compute(task_dir))
+        known = _known.get()
+        if known is not None and known.task_dir == task_dir.resolve():
+            digest, files = known.content_hash
+        else:
+            digest, files = _content_hashes.get(task_dir, lambda: _compute_content_hash(task_dir))
         return digest, list(files)
 
+    @functools.wraps(_validate_input_tree)
+    def validated(self: TaskPaths, path: Path) -> None:
+        known = _known.get()
+        if known is None or known.task_dir != self.task_dir:
+            _validate_input_tree(self, path)
+
     Packager.compute_content_hash = staticmethod(kept)
+    TaskPaths.validate_input_tree = validated
 
 
-_keep_content_hashes()
+_walk_once()
 
 
 def _read_rewards_without_trust() -> None:
     """Let Harbor's verifier, of any trial and any sandbox, read its rewards by our reader: it bounds what it reads."""
     Verifier._parse_reward_text = lambda self: read_reward_text(self.trial_paths.reward_text_path)  # pyright: ignore[reportPrivateUsage]  # nothing public is between download and parser
     Verifier._parse_reward_json = lambda self: read_reward_json(self.trial_paths.reward_json_path)  # pyright: ignore[reportPrivateUsage]
+    verify = Verifier.verify
+
+    @functools.wraps(verify)
+    async def bounded(self: Verifier) -> VerifierResult:
+        _cut_rewards(self.environment)
+        known: _Known | None = vars(self.task).get("known")
+        if known is None or not known.is_large:
+            return await verify(self)
+        try:
+            await asyncio.to_thread(known_task, self.task.task_dir)
+        except Exception:  # the boundary to Harbor, which finds and reports the same
+            return await verify(self)
+        token = _known.set(known)
+        try:
+            return await verify(self)
+        finally:
+            _known.reset(token)
+
+    Verifier.verify = bounded
+
+
+def _cut_rewards(environment: Any) -> None:
+    """Let the sandbox cut its reward files before Harbor downloads their directory, unless the class does so itself."""
+    if environment.capabilities.mounted or isinstance(environment, DeclaresCutRewards):
+        return
+    directory = EnvironmentPaths.for_os(environment.os).verifier_dir
+
+    def cutting(download: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        @functools.wraps(download)
+        async def cut_first(*args: Any, **settings: Any) -> None:
+            if PurePath(args[0] if args else settings["source_dir"]) == directory:
+                await cut_rewards(environment, directory)
+            await download(*args, **settings)
+
+        return cut_first
+
+    environment.download_dir = cutting(environment.download_dir)
+    environment.download_dir_filtered = cutting(environment.download_dir_filtered)
+    environment.cuts_rewards = True
 
 
 _read_rewards_without_trust()
@@ -113,6 +239,36 @@ def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException
     environment.start = noted
 
 
+def build_before_start(trial: Trial) -> None:
+    """Get the image before Harbor counts the time of the start, which a wait for other builds would use up.
+
+    A failure is the start's. In the trial's result the start begins with the build.
+    """
+    environment = trial.agent_environment
+    if not isinstance(environment, SupportsBuild):
+        return
+    build, start = environment.build_image, environment.start
+    failures: list[Exception] = []
+    began: list[datetime] = []
+
+    async def build_first(event: TrialHookEvent) -> None:
+        began.append(datetime.now(UTC))
+        try:
+            await build(force_build=event.config.environment.force_build)
+        except Exception as exc:  # the boundary to foreign code, such as a sandbox class of the user's
+            failures.append(exc)
+
+    async def started(force_build: bool) -> None:
+        if trial.result.environment_setup is not None and began:
+            trial.result.environment_setup.started_at = began[0]
+        for failure in failures:
+            raise failure
+        await start(force_build)
+
+    environment.start = started
+    trial.add_hook(TrialEvent.ENVIRONMENT_START, build_first)
+
+
 def contain_agent_logs(trial: Trial) -> None:
     """Let no log that an agent, or its policy, left in the sandbox end the trial: Harbor's readers raise at odd values.
 
@@ -126,6 +282,9 @@ def contain_agent_logs(trial: Trial) -> None:
         reported = None if target.agent_result is None else target.agent_result.model_copy()
         try:
             await download()
+            if not any(next(os.walk(logs), ("", [], []))[1:]):  # as our own loop's; a thread costs an episode 0.2 ms
+                await read(target)
+                return
             if (size := await asyncio.to_thread(_size_of, logs)) > _MAX_LOGS_BYTES:
                 raise ValueError(f"they have {size} bytes")
             await read(target)

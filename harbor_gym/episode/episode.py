@@ -82,7 +82,7 @@ class AgentPhase:
 
 @dataclass(frozen=True)
 class StoredDump:
-    """A sandbox's dump in another process's file. Whoever has it closes it."""
+    """A sandbox's dump in another process's file. The holder must close it."""
 
     record: Any
     """All of it but its processes and files, as JSON values."""
@@ -97,7 +97,7 @@ class StoredDump:
 
 @dataclass(frozen=True)
 class DumpedPhase:
-    """The first phase of an episode at one moment, from which copies begin. Whoever has it closes it."""
+    """The first phase of an episode at one moment, from which copies begin. The holder must close it."""
 
     instruction: str
     resources: Resources
@@ -469,7 +469,7 @@ class Episode:
         )
         require_variables(self._task, self._verifier_config.env)
         try:
-            self._trial = trial = await Trial.create(config)
+            self._trial = trial = await _harbor_patches.create_trial(config, self._task)
             require_separate_verifiers(trial)
             return trial
         except ValidationError as exc:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DumpedEpisode:
-    """A running episode at one moment, from which copies begin. Whoever has it closes it."""
+    """A running episode at one moment, from which copies begin. The holder must close it."""
 
     phase: DumpedPhase
     session: Session
@@ -134,7 +134,7 @@ class PreparedEpisode:
         """
         if self._servers is not None:
             raise UsageError('mode="exact" copies no MCP servers, and the task has some: use mode="replay"')
-        terminal, first_turn = cast("TmuxTerminal", self.terminal), await self.look()
+        terminal, first_turn = cast("TmuxTerminal", self.terminal), await self.first_screen()
         started = time.monotonic()
         # A sandbox without processes, which is refused, has another class of terminal.
         phase = await self.episode.dump(lambda: terminal.stand_still())
@@ -170,7 +170,7 @@ class PreparedEpisode:
         """Whether this or its holder closed the episode."""
         return self._is_closed or (self._episode is not None and self._episode.is_closed)
 
-    async def look(self) -> TerminalTurn:
+    async def first_screen(self) -> TerminalTurn:
         """Return the terminal's first screen, read once. Reading it proves that sandbox and terminal answer.
 
         Raises:

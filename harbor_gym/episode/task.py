@@ -21,6 +21,7 @@ from harbor_gym._runtime.harbor_versions import declared_headers, mcp_headers, r
 from harbor_gym._runtime.unchanged import UntilChanged
 from harbor_gym.config import AgentEpisodeConfig, EpisodeConfig, TerminalEnvConfig, describe_problems
 from harbor_gym.config.verify_paths import check_paths
+from harbor_gym.episode._harbor_patches import KnownTask, known_task
 from harbor_gym.errors import TaskError, TaskUnsupportedError
 from harbor_gym.sandboxes import environment_config, preflight
 from harbor_gym.tasks.links import require_own_files
@@ -31,10 +32,10 @@ _logger = logging.getLogger(__name__)
 _warned: set[str] = set()
 """The warnings that this process has logged."""
 
-_tasks = UntilChanged[Task]()
+_tasks = UntilChanged[KnownTask]()
 
 
-async def load_task(task_dir: Path, config: EpisodeConfig | None = None) -> Task:
+async def load_task(task_dir: Path, config: EpisodeConfig | None = None) -> KnownTask:
     """Return a Harbor task directory's task, read again only if one of its files has changed; it is not to be changed.
 
     Args:
@@ -156,11 +157,11 @@ def test_script(task: Task, step: StepConfig | None) -> Path:
     return own or task.paths.discovered_test_path_for(system) or task.paths.test_path
 
 
-def _load(task_dir: Path) -> Task:
+def _load(task_dir: Path) -> KnownTask:
     _check_files(task_dir)
     require_own_files(task_dir)
     try:
-        task = Task(task_dir)
+        task = known_task(task_dir)
     except ValidationError as exc:
         raise TaskError(
             f"{task_dir / 'task.toml'} is not a Harbor task configuration: {describe_problems(exc)}"

@@ -5,6 +5,7 @@ from harbor_gym.evaluation.chat import ChatPlayer
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, Player, evaluate
 from harbor_gym.evaluation.first import FirstAlone
 from harbor_gym.evaluation.journal import Journal
+from harbor_gym.evaluation.regrade import Regraded, format_regraded, regrade
 from harbor_gym.evaluation.remote import OpenPlayer, RemotePlayer
 from harbor_gym.evaluation.report import (
     Progress,
@@ -28,18 +29,21 @@ __all__ = [
     "OpenPlayer",
     "Player",
     "Progress",
+    "Regraded",
     "RemotePlayer",
     "Report",
     "TaskReport",
     "describe_episode",
     "describe_losses",
     "evaluate",
+    "format_regraded",
     "format_report",
     "interval",
     "note_evaluation",
     "pass_at_k",
     "read_best",
     "read_evaluations",
+    "regrade",
     "summarize",
     "wilson",
 ]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.files import StrPath, replace_text
 from harbor_gym._runtime.json_files import read_document, read_lines
 from harbor_gym.errors import UsageError
 
@@ -65,7 +65,7 @@ def is_finished(run_dir: Path) -> bool:
     return any(record.get("final") or record["name"] == "final" for record in read_checkpoints(run_dir))
 
 
-def note_evaluation(run_dir: Path, evaluated: Evaluated) -> Evaluated:
+def note_evaluation(run_dir: StrPath, evaluated: Evaluated) -> Evaluated:
     """Add an evaluation to ``best.json``; it replaces an earlier one of the same batch.
 
     Returns:
@@ -75,18 +75,18 @@ def note_evaluation(run_dir: Path, evaluated: Evaluated) -> Evaluated:
     rows = sorted([*known, evaluated], key=lambda item: item.batch)
     best = max(rows, key=lambda item: (item.reward, -item.batch))
     document = {"format": BEST_FORMAT, "best": asdict(best), "evaluations": [asdict(item) for item in rows]}
-    path = run_dir / BEST_NAME
+    path = Path(run_dir) / BEST_NAME
     replace_text(path, json.dumps(document, indent=1) + "\n")
     return best
 
 
-def read_evaluations(run_dir: Path) -> list[Evaluated]:
+def read_evaluations(run_dir: StrPath) -> list[Evaluated]:
     """Return the evaluations of a run, sorted by batch."""
     document = _document(run_dir)
     return [Evaluated(**row) for row in document["evaluations"]] if document is not None else []
 
 
-def read_best(run_dir: Path) -> Evaluated:
+def read_best(run_dir: StrPath) -> Evaluated:
     """Return the best evaluation of a run.
 
     Raises:
@@ -98,8 +98,8 @@ def read_best(run_dir: Path) -> Evaluated:
     return Evaluated(**document["best"])
 
 
-def _document(run_dir: Path) -> dict[str, Any] | None:
-    path = run_dir / BEST_NAME
+def _document(run_dir: StrPath) -> dict[str, Any] | None:
+    path = Path(run_dir) / BEST_NAME
     if not path.is_file():
         return None
     document = read_document(path, remedy="remove it, and the run's next evaluation writes it anew")

@@ -1,8 +1,8 @@
 """Play the episodes of an evaluation with a model behind a chat endpoint."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.config import DEFAULT_MAX_RETRIES, EpisodeConfig, aliases, require_own_loop
 from harbor_gym.config.snapshot import KeepSnapshot
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -23,7 +23,7 @@ class ChatPlayer:
     max_retries: int = DEFAULT_MAX_RETRIES
     """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
 
-    transcripts_dir: Path | None = None
+    transcripts_dir: StrPath | None = None
     """Folder for transcripts and recordings, with the layout of a training run; None writes none."""
 
     async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from harbor_gym._runtime.console.under_way import LABEL
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import (
@@ -21,14 +23,14 @@ from harbor_gym.config import (
     aliases,
     require_own_loop,
 )
-from harbor_gym.config.snapshot import KeepSnapshot, SnapshotFile
+from harbor_gym.config.snapshot import NO_START, KeepSnapshot, SnapshotFile
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import ForkDivergedError, HarborGymError, UsageError
 from harbor_gym.outcomes import RetryBudget, describe
 from harbor_gym.rollout import context_tokens_of, run_episode
 from harbor_gym.tokens import TokenTerminalEnv
-from harbor_gym.transcripts import write_transcript
+from harbor_gym.transcripts import episode_name, write_transcript
 from harbor_gym.types import ChatCodec, EndReason, Rollout, Sample, Sampler
 
 logger = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ class Player:
     max_retries: int = DEFAULT_MAX_RETRIES
     """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
 
-    transcripts_dir: Path | None = None
+    transcripts_dir: StrPath | None = None
     """Folder for transcripts and recordings, with the layout of a training run; None writes none."""
 
     async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
@@ -147,7 +149,7 @@ async def play_recorded(
     config: EpisodeConfig,
     number: int,
     play: Play,
-    transcripts_dir: Path | None,
+    transcripts_dir: StrPath | None,
 ) -> tuple[EpisodeResult, Rollout]:
     """Play an episode once, and write its transcript and the terminal's recording.
 
@@ -166,10 +168,12 @@ async def play_recorded(
         The episode's result, with ``sampling_sec`` 0, and its rollout.
     """
     name = config.task_dir.resolve().name
+    labels = {"task": name, "group": name, "episode": number}
+    LABEL.set(episode_name(labels))
     path: Path | None = None
     start: Snapshot | None = None
     if transcripts_dir is not None:
-        path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
+        path = Path(transcripts_dir) / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
         if isinstance(config, TerminalEnvConfig):
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         start = await asyncio.to_thread(_read_kept, path.with_suffix(".snapshot"))
@@ -181,7 +185,6 @@ async def play_recorded(
         rollout, resumed = await _play_on(config, play, path.with_suffix(".snapshot"), start)
     result = replace(result_of(name, number, rollout, time.monotonic() - started), resumed=resumed)
     if path is not None:
-        labels = {"task": name, "group": name, "episode": number}
         await asyncio.to_thread(write_transcript, path, rollout.transcript, labels=labels, error=result.error)
         await asyncio.to_thread(Snapshot.remove, path.with_suffix(".snapshot"))
     return result, rollout
@@ -204,7 +207,7 @@ async def _play_on(config: EpisodeConfig, play: Play, kept: Path, start: Snapsho
         return keep
 
     if start is not None and isinstance(config, TerminalEnvConfig):
-        going_on = config.model_copy(update={"start_from": start, "start_mode": "auto"})
+        going_on = config.model_copy(update={**NO_START, "start_from": start})
         try:
             rollout = await play(going_on, keeping(start))
             if not isinstance(rollout.error, ForkDivergedError):
@@ -267,8 +270,9 @@ async def evaluate(
     async def item(config: EpisodeConfig, number: int) -> EpisodeResult:
         if (earlier := known.get((config.task_dir.resolve().name, number))) is not None:
             return earlier
-        async with slots:
-            result = await _play(config, player, number)
+        await slots.acquire()
+        result = await _play(config, player, number)
+        slots.release()  # not after an error: no further episode begins while all are being cancelled
         if on_episode is not None:
             on_episode(result)
         return result

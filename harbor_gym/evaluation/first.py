@@ -20,7 +20,8 @@ _LOOK_SEC = 0.5
 class FirstAlone:
     """Hold the other episodes back until the endpoint has answered the first one, is slow, or the first one is over.
 
-    A refused key or an unknown model then ends the evaluation before it has started a second sandbox.
+    A refused key or an unknown model then ends the evaluation before it has started a second sandbox. After an answer
+    that a further request would get again, the next attempt is alone as well: a second such answer ends it.
     """
 
     player: EpisodePlayer
@@ -39,12 +40,16 @@ class FirstAlone:
 
     async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """See :meth:`EpisodePlayer.attempt`."""
-        if self._is_begun:
+        while self._is_begun and not self._others_may_begin.is_set():
             await self._others_may_begin.wait()
+        if self._others_may_begin.is_set():
             return await self.player.attempt(config, number)
         self._is_begun = True
         played = await self.player.attempt(config, number)
         self._others_may_begin.set()
+        if self.endpoint.history.unusable and not self.endpoint.has_answered:
+            self._others_may_begin.clear()  # all who wait look again, and the first of them is alone
+            self._is_begun = False
         return played
 
     @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from harbor_gym._runtime.files import naming
+from harbor_gym._runtime.files import StrPath, naming
 from harbor_gym._runtime.json_files import read_lines
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation.episodes import EpisodeResult
@@ -32,7 +32,8 @@ class Journal:
             be read.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], tasks: Mapping[str, str] = _NO_TASKS) -> None:
+    def __init__(self, folder: StrPath, settings: Mapping[str, Any], tasks: Mapping[str, str] = _NO_TASKS) -> None:
+        folder = Path(folder)
         self._path, self._tasks = folder / JOURNAL_NAME, tasks
         own: dict[str, Any] = json.loads(json.dumps(settings, default=str))
         head = {"format": JOURNAL_FORMAT, "settings": own}

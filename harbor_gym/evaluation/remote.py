@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harbor_gym.config import DEFAULT_MAX_RETRIES, EpisodeConfig, aliases
 from harbor_gym.errors import HarborGymError, SandboxError
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, result_of
+from harbor_gym.samplers.attempts import AttemptError, History
 from harbor_gym.types import Rollout
 
 type OpenPlayer = Callable[[], AbstractAsyncContextManager[EpisodePlayer]]
@@ -28,13 +29,20 @@ class RemotePlayer:
     max_retries: int = DEFAULT_MAX_RETRIES
     """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
 
+    _history: History = field(default_factory=History)
+    """What is known of the player's engine, of which each attempt's worker has a client of its own."""
+
     async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """See :meth:`EpisodePlayer.attempt`. A lost worker is an infrastructure error as well."""
         future = self.executor.submit(_attempt, self.open_player, config, number)
         try:
-            return await asyncio.wrap_future(future)
+            result, error = await asyncio.wrap_future(future)
         except SandboxError as error:
             return result_of(config.task_dir.resolve().name, number, Rollout.lost(error), 0.0), error
+        self._history.has_answered |= result.turns > 0
+        if isinstance(error, AttemptError):
+            self._history.note(error)
+        return result, error
 
 
 def _attempt(

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
-from harbor_gym._runtime.console.tables import markdown_table
+from harbor_gym._runtime.console.tables import markdown_table, plain_table
 from harbor_gym.evaluation.episodes import EpisodeResult
 from harbor_gym.evaluation.statistics import CONFIDENCE, Estimate, mean_estimate, pass_estimate
 from harbor_gym.transcripts import episode_name
@@ -134,17 +135,42 @@ def _summarize(name: str, groups: Sequence[Sequence[EpisodeResult]], threshold: 
     )
 
 
-def format_report(report: Report) -> str:
-    """Return a Markdown table with a row per task, and a row for all if there are several."""
+def format_report(report: Report, *, width: int | None = None) -> str:
+    """Return a table with a row per task, and a row for all if there are several.
+
+    Args:
+        report: The evaluation.
+        width: Columns of the terminal that it has to fit: the least important of its own are left out, and named below
+            it. None is a Markdown table with all of them.
+    """
     shown = [*report.tasks, *([report.overall] if len(report.tasks) > 1 else [])]
     ks = list(report.overall.pass_at)
     head = ["task", "solved", *(f"pass@{k}" for k in ks), "reward", "turns", "tokens", "seconds", "infra", "ended"]
-    table = markdown_table(head, [_row(item, ks) for item in shown])
-    return f"{table}\nbrackets: {CONFIDENCE:.0%} intervals; solved: reward >= {report.threshold:g}"
+    rows = [_row(item, ks) for item in shown]
+    note = f"brackets: {CONFIDENCE:.0%} intervals; solved: reward >= {report.threshold:g}"
+    if width is None:
+        return f"{markdown_table(head, rows)}\n{note}"
+    ended = "\n".join(wrap(f"ended: {_ended(report.overall)}", width))
+    columns = [list(cells) for cells in zip(head, *rows, strict=True)][:-1]
+    *own, infra = columns
+    columns, omitted = own if set(infra[1:]) == {"0"} else columns, list[str]()
+    names = columns[0]
+    names[:] = [_shortened(name, width // 3) for name in names]
+    for least in ("tokens", "seconds", "turns", *(f"pass@{k}" for k in reversed(ks[1:])), "infra", "reward"):
+        if sum(max(map(len, column)) + 2 for column in columns) - 2 <= width:
+            break
+        omitted += [column[0] for column in columns if column[0] == least]
+        columns = [column for column in columns if column[0] != least]
+    titles, *cells = zip(*columns, strict=True)
+    rest = "\n" + "\n".join(wrap(f"not shown, but in the JSON: {', '.join(omitted)}", width)) if omitted else ""
+    return f"{plain_table(titles, cells)}\n{ended}\n{note}{rest}"
+
+
+def _shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _row(item: TaskReport, ks: Sequence[int]) -> list[str]:
-    ended = ", ".join(f"{name} {count}" for name, count in item.outcomes.items())
     return [
         item.name,
         f"{item.solved}/{item.episodes}",
@@ -152,8 +178,12 @@ def _row(item: TaskReport, ks: Sequence[int]) -> list[str]:
         _estimate(item.reward),
         *("-" if value is None else f"{value:.1f}" for value in (item.turns, item.sampled_tokens, item.seconds)),
         str(item.infrastructure_errors),
-        ended,
+        _ended(item),
     ]
+
+
+def _ended(item: TaskReport) -> str:
+    return ", ".join(f"{name} {count}" for name, count in item.outcomes.items())
 
 
 def _estimate(estimate: Estimate | None) -> str:

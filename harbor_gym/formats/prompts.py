@@ -118,6 +118,16 @@ def with_warning(warning: str | None, screen: str) -> str:
     return f"[warning]\n{warning}\n{screen}" if warning else screen
 
 
+def left_out(turns: int) -> str:
+    """Return what stands in a prompt for output that was left out.
+
+    Args:
+        turns: The number of turns whose output is missing here, at least 1; all but the last lack their answer, too.
+    """
+    earlier = {1: "", 2: " and the turn before it"}.get(turns, f" and the {turns - 1} turns before it")
+    return f"[left out to save room: this output{earlier}]"
+
+
 def next_step(instruction: str, screen: str) -> str:
     """Return the observation that opens the next step of a multi-step task.
 

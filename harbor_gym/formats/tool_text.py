@@ -97,6 +97,22 @@ def write_result(content: str) -> str:
     return TemplateText.join("\n", [TemplateText("<tool_response>"), content, TemplateText("</tool_response>")])
 
 
+def reply_messages(calls: Sequence[Mapping[str, Any]], observation: str) -> list[dict[str, Any]]:
+    """Return an observation as messages of a chat: the user's or, after tool calls, a result for each of them.
+
+    Args:
+        calls: The answer's ``tool_calls`` as chat completions have them.
+        observation: What the policy is shown. It is the last call's result, and the other calls' results refer to it.
+    """
+    if not calls:
+        return [{"role": "user", "content": observation}]
+    contents = ["[see the last call's result]"] * (len(calls) - 1) + [observation]
+    return [
+        {"role": "tool", "tool_call_id": call.get("id", ""), "content": content}
+        for call, content in zip(calls, contents, strict=True)
+    ]
+
+
 def read_calls(text: str, tools: Sequence[ToolDefinition] = ()) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text outside tool calls, and the calls, which have no id yet.
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
+from harbor_gym._runtime.console import under_way
 from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError, UsageError
 from harbor_gym.gateway.bridge import Bridge, Match
 from harbor_gym.gateway.chat import Answer, ChatRequest, ParsedAnswer
@@ -71,6 +72,8 @@ class Session:
         """Every failure of the sampler, in order."""
         self.usage_error: UsageError | None = None
         """The error of a sampler with wrong settings, which ended the session; every further request would fail."""
+        self.opening: ChatRequest | None = None
+        """The first answered request of the agent's own conversation, with its system messages and tools."""
         self.is_closed = False
         """Whether the owner closed the session. A closed session takes no requests; its records stay."""
         self.losses = 0
@@ -84,6 +87,7 @@ class Session:
         self._sampling: set[asyncio.Future[Sample]] = set()
         self._latest: tuple[CallRecord, list[int]] | None = None
         """The last call and its tokens, a cache: most requests extend it, and joining its blocks takes longer."""
+        self._label = under_way.LABEL.get() or name or "an agent"
         self._active = 0
         self._under_way: Counter[bool] = Counter()
         """Calls that are being answered, by whether they are under the policy's model name."""
@@ -92,6 +96,7 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._refused: Counter[str] = Counter()
         self._limit_reached = asyncio.Event()
+        self._show_doing("waiting for its agent")
 
     def __repr__(self) -> str:
         return f"<Session {self.name or 'unnamed'}: {len(self._tree.calls)} calls, end reason {self.end_reason}>"
@@ -213,7 +218,11 @@ class Session:
             prompt = suffix if match.parent is None else self._tokens_of(match.parent) + suffix
             self._check_context(len(prompt), is_policy_model, await self._window())
             started = time.monotonic()
-            sample = await self._sample(prompt, is_policy_model)
+            self._show_doing(f"call {len(self._tree.calls) + 1}, waiting for the model")
+            try:
+                sample = await self._sample(prompt, is_policy_model)
+            finally:
+                self._show_doing("its agent works")
             duration = time.monotonic() - started
             parsed = await self._parse(sample, request)
             call = CallRecord(
@@ -235,9 +244,18 @@ class Session:
                 answer=parsed,
             )
             self._tree.calls.append(call)
+            self._note_opening(request, is_policy_model)
             self._bridge.add(call, match, parsed)
             self._latest = call, [*prompt, *call.sampled]
         return Answer(parsed, call.stop_reason, prompt, call.sampled, call.logprobs), call
+
+    def _note_opening(self, request: ChatRequest, is_policy_model: bool) -> None:
+        # The first with tools, else the first: as CallTree finds the main conversation.
+        if is_policy_model and (self.opening is None or (request.tools and not self.opening.tools)):
+            self.opening = request
+
+    def _show_doing(self, doing: str) -> None:
+        under_way.note(self, self._label, None if self.is_closed else doing)
 
     def _tokens_of(self, call: CallRecord) -> list[int]:
         return self._latest[1] if self._latest is not None and self._latest[0] is call else call.tokens
@@ -314,6 +332,7 @@ class Session:
         """Refuse all further requests and cancel those that are being answered. Idempotent; the records stay."""
         self.end_phase()
         self.is_closed = True
+        self._show_doing("")
         self._stop()
 
     def _stop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.files import replacing
+from harbor_gym._runtime.files import StrPath, replacing
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.report.metrics import read_metrics
 from harbor_gym.report.table import Rate, group_by_rate
@@ -29,7 +29,7 @@ _REWARD = "env/all/reward/total"
 _TURNS = "env/all/turns_per_episode"
 
 
-def draw_curve(metrics_path: Path, picture_path: Path, *, title: str) -> None:
+def draw_curve(metrics_path: StrPath, picture_path: StrPath, *, title: str) -> None:
     """Draw one run's reward and turns per episode against the batch.
 
     Args:
@@ -46,10 +46,10 @@ def draw_curve(metrics_path: Path, picture_path: Path, *, title: str) -> None:
     for panel, key in zip(panels, (_REWARD, _TURNS), strict=True):
         points = [(record["step"] + 1, record[key]) for record in records if key in record]
         panel.plot([x for x, _ in points], [y for _, y in points], color=COLOURS[0], marker="o", markersize=3)
-    _finish(figure, panels, picture_path, highest=max((record[_REWARD] for record in records), default=1.0))
+    _finish(figure, panels, Path(picture_path), highest=max((record[_REWARD] for record in records), default=1.0))
 
 
-def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> None:
+def draw_rates(runs: Sequence[Curves], picture_path: StrPath, *, title: str) -> None:
     """Draw the reward and turns of several runs against the batch, with one line per run or learning rate.
 
     Args:
@@ -71,7 +71,7 @@ def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> Non
     legend = panels[0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
     legend.set_title(_legend_title(runs))
     legend.set_alignment("left")
-    _finish(figure, panels, picture_path, highest=max((max(run.reward, default=0) for run in runs), default=1.0))
+    _finish(figure, panels, Path(picture_path), highest=max((max(run.reward, default=0) for run in runs), default=1.0))
 
 
 def _legend_title(runs: Sequence[Curves]) -> str:

@@ -1,4 +1,4 @@
-"""The head of an evaluation's page: the figures, the settings, and why episodes failed."""
+"""The head of an evaluation's page: the figures, the settings, and what it was made with."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,52 +31,44 @@ def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
     return started
 
 
-def evaluation_facts(evaluation: Mapping[str, Any]) -> dict[str, str | None]:
+def evaluation_facts(evaluation: Mapping[str, Any]) -> dict[str, str | int | None]:
     """Return title → fact of an evaluation that :func:`read_evaluation` returned; None if a fact is unknown."""
     settings = evaluation.get("settings") or {}
     overall = evaluation.get("overall") or {}
     tasks = [str(task["name"]) for task in evaluation.get("tasks", [])]
+    lost = overall.get("infrastructure_errors") or None
     solved = f"{overall['solved']} of {overall['episodes']} episodes" if "solved" in overall else None
     return {
-        "model": " ".join(str(settings[key]) for key in ("model", "weights") if settings.get(key)) or None,
-        "tasks": _listed(tasks) or None,
+        "model": evaluated_model(settings),
+        "tasks": tasks[0] if len(tasks) == 1 else len(tasks) or None,
         **{f"pass@{k}": _estimate(value) for k, value in overall.get("pass_at", {}).items()},
         "mean reward": _estimate(overall.get("reward")),
         "solved": solved and f"{solved} (reward ≥ {evaluation.get('threshold', 1.0):g})",
-        "lost": f"{lost} episodes, in no figure" if (lost := overall.get("infrastructure_errors")) else None,
+        "lost": lost and f"{lost} episode{'s' * (lost > 1)}, in no figure",
         "tokens an episode": _parts(
             (overall.get("sampled_tokens"), "{:.0f} sampled"), (overall.get("prompt_tokens"), "last prompt {:.0f}")
         ),
         "time an episode": _parts(
             (overall.get("seconds"), "{:.1f} s"), (overall.get("sampling_sec"), "{:.1f} s of it sampling")
         ),
-        "settings": _settings(settings) or None,
-        "made with": _versions(settings.get("versions")),
-        "made": _made(evaluation.get("provenance") or {}),
-        "task files": _tasks(evaluation.get("provenance") or {}),
         "state": None if overall else "not finished",
     }
 
 
-def failures(evaluation: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Return rows of the failures by reason, the most common first: lost or not solved, reason, count, episodes.
+def evaluation_provenance(evaluation: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return title → fact of what an evaluation was made with; None if a fact is unknown."""
+    settings, made = evaluation.get("settings") or {}, evaluation.get("provenance") or {}
+    return {
+        "settings": _settings(settings) or None,
+        "made with": listed([f"{name} {version}" for name, version in (settings.get("versions") or {}).items()]),
+        "made": _made(made),
+        "task files": task_files(made.get("tasks") or {}),
+    }
 
-    Args:
-        evaluation: The result of :func:`read_evaluation`.
-        episodes: Summaries of its episodes, for an unfinished evaluation.
-    """
-    threshold = float(evaluation.get("threshold", 1.0))
-    groups: dict[tuple[str, str], list[str]] = {}
-    for episode in evaluation.get("episodes") or episodes:
-        name = f"episode {episode['episode']} of {episode['task']}"
-        reward = episode.get("reward")
-        if reward is None:
-            reason = " ".join(str(episode.get("error") or episode.get("end_reason")).split())
-            groups.setdefault(("lost", reason), []).append(name)
-        elif reward < threshold:
-            groups.setdefault(("not solved", str(episode.get("end_reason"))), []).append(name)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [(what, reason, str(len(names)), _listed(names, counts=False)) for (what, reason), names in ordered]
+
+def evaluated_model(settings: Mapping[str, Any]) -> str | None:
+    """Return the model and its weights of an evaluation's settings; None if they name none."""
+    return " ".join(str(settings[key]) for key in ("model", "weights") if settings.get(key)) or None
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -92,10 +84,6 @@ def _settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {_value(value)}" for key, value in shown.items() if value is not None)
 
 
-def _versions(versions: Mapping[str, Any] | None) -> str | None:
-    return ", ".join(f"{name} {version}" for name, version in versions.items()) if versions else None
-
-
 def _made(provenance: Mapping[str, Any]) -> str | None:
     if "ended" not in provenance:
         return None
@@ -103,22 +91,24 @@ def _made(provenance: Mapping[str, Any]) -> str | None:
     return f"{provenance['started']} to {provenance['ended']}; in all {sums}"
 
 
-def _tasks(provenance: Mapping[str, Any]) -> str | None:
-    tasks = provenance.get("tasks") or {}
-    named = [
-        f"{name} {item['digest'][:12]}" + (f" (git {item['git'][:12]})" if item.get("git") else "")
-        for name, item in tasks.items()
-    ]
-    return _listed(named, counts=False) or None
+def task_files(tasks: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the digest and the git commit of each task's files, as text; None if there are none."""
+    return listed(
+        [
+            f"{name} {str(item.get('digest'))[:12]}" + (f" (git {item['git'][:12]})" if item.get("git") else "")
+            for name, item in tasks.items()
+        ]
+    )
+
+
+def listed(names: Sequence[str]) -> str | None:
+    """Return the first names with commas, and how many more there are; None if there are none."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more if names else None
 
 
 def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _listed(names: Sequence[str], *, counts: bool = True) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (f"{len(names)}: " if counts and len(names) > 1 else "") + ", ".join(names[:_SHOWN]) + more
 
 
 def _estimate(value: Mapping[str, float] | None) -> str | None:

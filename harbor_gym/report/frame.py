@@ -1,27 +1,25 @@
 """A run's episodes and turns as pandas tables."""
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harbor_gym.errors import MissingDependencyError, UsageError
-from harbor_gym.report.summaries import read_transcript
+from harbor_gym._runtime.files import StrPath
+from harbor_gym.errors import MissingDependencyError
+from harbor_gym.report.summaries import read_transcripts
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_logger = logging.getLogger(__name__)
-
 _PLACE = ("name", "task", "split", "batch", "group", "episode")
 _COLUMNS = (*_PLACE, "reward", "end_reason", "error", "breakage", "seconds")
 _TURN_COLUMNS = (
-    *("observation", "action", "reward", "prompt_tokens", "sampled_tokens", "thinking_sec", "logprobs", "version"),
-    *("parse_error", "exit_code"),
+    *("observation", "action", "reward", "prompt_tokens", "sampled_tokens", "thinking_sec", "queued_sec", "logprobs"),
+    *("version", "parse_error", "exit_code"),
 )
 
 
-def episodes(run: str | Path) -> "pd.DataFrame":
+def episodes(run: StrPath) -> "pd.DataFrame":
     """Return a run's episodes, one per row, ordered by the names of their transcripts.
 
     The columns are ``name`` (the transcript's path in ``transcripts``, without its suffix), ``task``, ``split``,
@@ -41,14 +39,15 @@ def episodes(run: str | Path) -> "pd.DataFrame":
     return table
 
 
-def turns(run: str | Path) -> "pd.DataFrame":
+def turns(run: StrPath) -> "pd.DataFrame":
     """Return the turns of a run's episodes, one per row, in the order of :func:`episodes`.
 
     The columns are ``name``, ``task``, ``split``, ``batch``, ``group`` and ``episode`` as there, ``turn`` (from 1),
     ``observation``, ``action``, ``reward`` (of the turn), ``prompt_tokens``, ``sampled_tokens``, ``thinking_sec``
-    (from the prompt to the answer), ``logprobs`` (a list with one log-probability per sampled token, in nats),
-    ``version`` (of the sampling weights), ``parse_error``, ``exit_code``, and the turn's metrics by their names, such
-    as ``time/step_sec``. Values that a transcript lacks are missing.
+    (from the prompt to the answer), ``queued_sec`` (of these before the sampling began, where the sampler knows),
+    ``logprobs`` (a list with one log-probability per sampled token, in nats), ``version`` (of the sampling weights),
+    ``parse_error``, ``exit_code``, and the turn's metrics by their names, such as ``time/step_sec``. Values that a
+    transcript lacks are missing.
 
     Args:
         run: The run's folder, which has the folder ``transcripts``.
@@ -61,7 +60,7 @@ def turns(run: str | Path) -> "pd.DataFrame":
     return table
 
 
-def write_parquet(run: str | Path, folder: str | Path) -> list[Path]:
+def write_parquet(run: StrPath, folder: StrPath) -> list[Path]:
     """Write both tables into a folder, as ``episodes.parquet`` and ``turns.parquet``, and return their paths.
 
     Raises:
@@ -72,33 +71,42 @@ def write_parquet(run: str | Path, folder: str | Path) -> list[Path]:
     tables = _tables(run, _episode, _turns)
     Path(folder).mkdir(parents=True, exist_ok=True)
     for table, path in zip(tables, paths, strict=True):
-        try:
-            table.to_parquet(path, index=False)
-        except ImportError as exc:
-            raise _missing("harbor-gym report --parquet", "pandas and pyarrow") from exc
+        _save(table, path)
     return paths
+
+
+def save_parquet(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows as a Parquet file.
+
+    Raises:
+        MissingDependencyError: pandas or pyarrow is not installed.
+    """
+    _save(_pandas("a Parquet file").DataFrame(rows), path)
+
+
+def _save(table: "pd.DataFrame", path: Path) -> None:
+    try:
+        table.to_parquet(path, index=False)
+    except ImportError as exc:
+        raise _missing("a Parquet file", "pandas and pyarrow") from exc
+
+
+def _pandas(what: str) -> Any:
+    try:
+        import pandas as pd
+    except ImportError as exc:
+        raise _missing(what, "pandas") from exc
+    return pd
 
 
 def _missing(what: str, packages: str) -> MissingDependencyError:
     return MissingDependencyError(f'{what} needs {packages}: pip install "harbor-gym[frame]"')
 
 
-def _tables(run: str | Path, *kinds: Callable[[Mapping[str, Any]], list[dict[str, Any]]]) -> "list[pd.DataFrame]":
+def _tables(run: StrPath, *kinds: Callable[[Mapping[str, Any]], list[dict[str, Any]]]) -> "list[pd.DataFrame]":
     """Return a table for each function in ``kinds``, which turns a transcript into rows."""
-    try:
-        import pandas as pd
-    except ImportError as exc:
-        raise _missing("harbor_gym.report.episodes", "pandas") from exc
-    folder = Path(run)
-    read = {path: read_transcript(path, folder) for path in sorted((folder / "transcripts").rglob("*.json"))}
-    documents = [document for document in read.values() if document is not None]
-    if unreadable := [str(path) for path, document in read.items() if document is None]:
-        _logger.warning(
-            "%d of %d transcripts can't be read and are in no table: %s",
-            len(unreadable), len(read), ", ".join(unreadable),
-        )  # fmt: skip
-    if not documents:
-        raise UsageError(f"{folder} has no transcript: give the folder of a run that has the folder transcripts")
+    pd = _pandas("harbor_gym.report.episodes")
+    documents = read_transcripts(run)
     return [pd.DataFrame([row for document in documents for row in rows_of(document)]) for rows_of in kinds]
 
 

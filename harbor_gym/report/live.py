@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.errors import MissingDependencyError, printable
 from harbor_gym.report.curves import draw_curve
 from harbor_gym.report.metrics import METRICS_NAME, read_metrics, read_records
@@ -86,10 +87,11 @@ def describe_batch(record: dict[str, Any], *, total: int, left_sec: float | None
         line += f"  {dropped:.1f} dropped a group"
     if lost := record.get(_LOST):
         line += f"  {lost:.0f} failed so far"
-    return line + (f"  ETA {_duration(left_sec)}" if left_sec else "")
+    return line + (f"  ETA {duration(left_sec)}" if left_sec else "")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a number of seconds for people, such as ``3 min 05 s``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
@@ -97,7 +99,7 @@ def _duration(seconds: float) -> str:
 
 @contextlib.asynccontextmanager
 async def live_progress(
-    log_path: Path, *, total: int, show: Callable[[str], None], title: str, bar: ShowBar = show_no_bar
+    log_path: StrPath, *, total: int, show: Callable[[str], None], title: str, bar: ShowBar = show_no_bar
 ) -> AsyncGenerator[None]:
     """Show a line for each new batch and redraw ``curve.png`` while the block runs.
 
@@ -110,29 +112,30 @@ async def live_progress(
         title: The curve's title.
         bar: Takes the number of finished batches, with the remaining time.
     """
+    log_path = Path(log_path)
     metrics_path = log_path / METRICS_NAME
     shown = len(read_records(metrics_path))
     picture = _Picture(metrics_path, log_path / "curve.png", title)
     stop = asyncio.Event()
     bar("batches", len(read_metrics(metrics_path)), total, "")
 
-    async def look() -> None:
+    async def show_new() -> None:
         nonlocal shown
         records = await asyncio.to_thread(read_records, metrics_path)
         for number, record in enumerate(records[shown:], start=shown + 1):
             left_sec = seconds_left(records[:number], total=total)
             show(describe_batch(record, total=total, left_sec=left_sec))
-            bar("batches", record["step"] + 1, total, f"ETA {_duration(left_sec)}" if left_sec else "")
+            bar("batches", record["step"] + 1, total, f"ETA {duration(left_sec)}" if left_sec else "")
         if len(records) > shown:
             shown = len(records)
             await asyncio.to_thread(picture.draw)
 
     async def follow() -> None:
         while not stop.is_set():
-            await look()
+            await show_new()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), POLL_SEC)
-        await look()
+        await show_new()
 
     following_task = asyncio.create_task(follow(), name="harbor-gym-reporting")
     try:

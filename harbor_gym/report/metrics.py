@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.files import StrPath, replace_text
 from harbor_gym._runtime.json_files import object_or_empty
 from harbor_gym.errors import UsageError
 
@@ -41,17 +41,44 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: StrPath) -> list[dict[str, Any]]:
     """Return one record per training batch, by step. Of a batch that a resumed run repeated, the last one counts.
 
     Args:
         path: The cookbook's ``metrics.jsonl``; if it does not exist, there are no records.
     """
-    latest = {record["step"]: record for record in read_records(path)}
+    latest = {record["step"]: record for record in read_records(Path(path))}
     return [latest[step] for step in sorted(latest)]
 
 
-def forget_batches(run_dir: Path, *, first: int) -> None:
+def metric_points(records: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[tuple[int, float]]:
+    """Return batch and value of a metric, for the batches that have it.
+
+    Args:
+        records: What :func:`read_metrics` returned.
+        keys: Names of the metric, in order of preference.
+    """
+    key = next((key for key in keys if any(key in record for record in records)), "")
+    return [(record["step"], float(record[key])) for record in records if isinstance(record.get(key), int | float)]
+
+
+def further_metrics(runs: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
+    """Return the names of all metrics of runs but reward, turns and the batch's number, in alphabetical order.
+
+    Args:
+        runs: For each run, what :func:`read_metrics` returned.
+    """
+    values = {
+        key: value
+        for records in runs
+        for record in records
+        for key, value in record.items()
+        if isinstance(value, int | float)
+    }
+    return sorted(values.keys() - {"step", "progress/batch", *REWARD_KEYS, *TURNS_KEYS})
+
+
+def forget_batches(run_dir: StrPath, *, first: int) -> None:
     """Remove batch ``first`` and all later ones from a run's folder, so that a resumed run can repeat them.
 
     Their metrics, timings and transcripts are removed; checkpoints stay, and the cookbook overwrites its other files.
@@ -60,6 +87,7 @@ def forget_batches(run_dir: Path, *, first: int) -> None:
         run_dir: The run's folder.
         first: The batch at which the run continues, counted from 0 as in its metrics.
     """
+    run_dir = Path(run_dir)
     for name in (METRICS_NAME, "timing_spans.jsonl"):
         path = run_dir / name
         if not path.is_file():
@@ -107,7 +135,7 @@ class Curves:
     """Mean turns per episode of each batch."""
 
 
-def find_runs(paths: Iterable[Path]) -> list[Path]:
+def find_runs(paths: Iterable[StrPath]) -> list[Path]:
     """Return the folders of runs at or directly below the paths.
 
     Args:
@@ -117,7 +145,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         UsageError: A path has no metrics.
     """
     runs: list[Path] = []
-    for path in paths:
+    for path in map(Path, paths):
         folder = path.parent if path.name == METRICS_NAME else path
         found = [folder] if (folder / METRICS_NAME).is_file() else sorted(folder.glob(f"*/{METRICS_NAME}"))
         if not found:
@@ -129,7 +157,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(runs))
 
 
-def load_curves(run_dir: Path, *, reward_key: str | None = None, turns_key: str | None = None) -> Curves:
+def load_curves(run_dir: StrPath, *, reward_key: str | None = None, turns_key: str | None = None) -> Curves:
     """Read one run's curves.
 
     Args:
@@ -140,6 +168,7 @@ def load_curves(run_dir: Path, *, reward_key: str | None = None, turns_key: str 
     Raises:
         UsageError: The run has no batch yet, or no such metric.
     """
+    run_dir = Path(run_dir)
     path = run_dir / METRICS_NAME
     records = read_metrics(path)
     if not records:
@@ -188,6 +217,11 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 def run_config(run_dir: Path) -> dict[str, Any]:
     """Return the cookbook's ``config.json`` of a run; empty if there is none, or it can't be read."""
     return object_or_empty(run_dir / "config.json")
+
+
+def model_of(config: dict[str, Any]) -> str | None:
+    """Return the name of a run's model, without the folders of a local one; None if its configuration has none."""
+    return Path(str(config["model_name"])).name if "model_name" in config else None
 
 
 def _key(records: Sequence[dict[str, Any]], path: Path, what: str, names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,18 +11,28 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from harbor_gym._runtime.files import open_regular
-from harbor_gym.transcripts import episode_name
+from harbor_gym._runtime.files import StrPath, open_regular
+from harbor_gym.errors import UsageError
+from harbor_gym.tasks.selection import Condition
+from harbor_gym.transcripts import episode_name, no_transcript, transcripts_of
 from harbor_gym.types import ActionFormat
+
+_logger = logging.getLogger(__name__)
 
 _MAX_CAST_BYTES = 2 << 20
 """A longer recording is left out of a page."""
+
+_MOST_OF_LINE = 200
+"""Characters of a verifier's last line that a summary has."""
 
 UNREADABLE = "unreadable"
 """End reason of an episode whose transcript can't be read."""
 
 _NOTHING: Mapping[str, Any] = {}
 _SUMMARY = ("name", "task", "split", "batch", "group", "episode", "reward", "end_reason", "error", "seconds", "started")
+
+LABELS = ("task", "split", "batch", "group", "episode", "end_reason", "reward")
+"""The keys of an episode that conditions can be on."""
 
 _GROUP = re.compile(r"group_(\d+)")
 _PLACE = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?P<group>[^/]+)/episode_(?P<episode>\d+)\.json")
@@ -43,6 +54,18 @@ class Chosen:
         return tuple(episode["name"] for episode in self.episodes if episode["end_reason"] == UNREADABLE)
 
 
+def parse_conditions(where: Sequence[str]) -> list[Condition]:
+    """Read conditions on :data:`LABELS`.
+
+    Raises:
+        UsageError: One can't be read, or episodes have no such label.
+    """
+    conditions = [Condition.parse(text) for text in where]
+    if unknown := sorted({item.key for item in conditions}.difference(LABELS)):
+        raise UsageError(f"where: episodes have no {', '.join(unknown)}; they have {', '.join(LABELS)}")
+    return conditions
+
+
 def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
     """Read a run's episodes; if there are too many, choose evenly over the batches.
 
@@ -57,7 +80,7 @@ def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
     for path in _in_turn(paths, most):
         if len(chosen) == most or room <= 0:
             break
-        episode = _read(path, run_dir)
+        episode = read_episode(path, run_dir)
         if episode is not None:
             room -= len(json.dumps(episode))
             if room >= 0:
@@ -68,9 +91,18 @@ def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
     return Chosen(chosen, len(paths))
 
 
-def read_episode(path: Path, run_dir: Path) -> dict[str, Any] | None:
-    """Return one episode with its place in the run and its recording; None if ``path`` is not a regular file."""
-    return _read(path, run_dir)
+def read_episode(path: Path, run_dir: Path, *, with_cast: bool = True) -> dict[str, Any] | None:
+    """Return one episode with its place in the run and its recording; None if ``path`` is not a regular file.
+
+    Args:
+        path: The transcript.
+        run_dir: The run's folder.
+        with_cast: Whether to read the recording too.
+    """
+    episode = read_transcript(path, run_dir) or _unreadable(path, run_dir)
+    if episode is None or not with_cast:
+        return episode
+    return {**episode, "cast": _cast(path.with_suffix(".cast"), run_dir)}
 
 
 def summarize_episode(episode: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,9 +113,16 @@ def summarize_episode(episode: Mapping[str, Any]) -> dict[str, Any]:
         **{key: episode.get(key) for key in _SUMMARY},
         "turns": len(turns),
         "tokens": sum(tokens) if tokens else None,
-        "number": f"{group[1]}.{episode['episode']}" if group else str(episode["episode"]),
+        "group": int(group[1]) if group else None,
         "title": title_of(episode),
+        "verdict": _last_line((episode.get("verifier") or _NOTHING).get("output")),
     }
+
+
+def _last_line(output: object) -> str:
+    """Return the last line of a verifier's output that has a word; empty if there is none."""
+    lines = (line.strip(" \t\r=-") for line in reversed(output.splitlines())) if isinstance(output, str) else ()
+    return next((line[:_MOST_OF_LINE] for line in lines if line), "")
 
 
 def title_of(episode: Mapping[str, Any]) -> str:
@@ -114,40 +153,67 @@ def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:
     return (path for path in chain.from_iterable(zip_longest(*ordered)) if path is not None)
 
 
-def _read(path: Path, run_dir: Path) -> dict[str, Any] | None:
-    """Return one episode with its recording, or a placeholder for an unreadable transcript; None for a link."""
-    episode = read_transcript(path, run_dir) or _unreadable(path, run_dir)
-    return None if episode is None else {**episode, "cast": _cast(path.with_suffix(".cast"), run_dir)}
-
-
 def _unreadable(path: Path, run_dir: Path) -> dict[str, Any] | None:
     with contextlib.suppress(OSError):
         if stat.S_ISREG(path.lstat().st_mode):
             error = f"{path} can't be read as a transcript: its content is lost, remove it"
-            return {**_place(path, run_dir), "end_reason": UNREADABLE, "error": error, "reward": None, "turns": []}
+            return {
+                **_place(path, run_dir / "transcripts"),
+                "end_reason": UNREADABLE,
+                "error": error,
+                "reward": None,
+                "turns": [],
+            }
     return None
 
 
-def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
+def read_transcript(path: Path, run_dir: Path, *, with_tokens: bool = False) -> dict[str, Any] | None:
     """Return one episode's document with its place in the run; None if it is not a complete transcript.
 
     Args:
         path: The transcript.
         run_dir: The run's folder.
+        with_tokens: Keep the token ids.
     """
+    return read_labelled(path, run_dir / "transcripts", with_tokens=with_tokens)
+
+
+def read_labelled(path: Path, root: Path, *, with_tokens: bool = False) -> dict[str, Any] | None:
+    """Return one episode's document as :func:`read_transcript` does, with its place in a folder of transcripts."""
     with contextlib.suppress(OSError, ValueError):
-        with open_regular(path, run_dir / "transcripts") as file:
+        with open_regular(path, root) as file:
             document = json.loads(file.read())
         if isinstance(document, dict) and isinstance(document.get("turns"), list):
             settings = document.pop("settings", None)  # has paths of this machine, and a page may be shared
-            document.pop("tokens", None)
+            if not with_tokens:
+                document.pop("tokens", None)
+                for turn in document["turns"]:
+                    if isinstance(turn, dict):
+                        turn.pop("compaction", None)  # has its conversation's tokens; "compacted" says it in words
             can_be_played = isinstance(settings, dict) and settings.get("action_format") == ActionFormat.TERMINUS_JSON
-            return {**document, **_place(path, run_dir, document), "can_be_played": can_be_played}
+            return {**document, **_place(path, root, document), "can_be_played": can_be_played}
     return None
 
 
-def _place(path: Path, run_dir: Path, document: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-    name = path.relative_to(run_dir / "transcripts").as_posix()
+def read_transcripts(run: StrPath) -> list[dict[str, Any]]:
+    """Return the complete transcripts of a run by their names, see :func:`read_transcript`; the others are logged.
+
+    Raises:
+        UsageError: The run has no complete transcript.
+    """
+    read = {path: read_transcript(path, Path(run)) for path in transcripts_of(run)}
+    documents = [document for document in read.values() if document is not None]
+    if unreadable := [str(path) for path, document in read.items() if document is None]:
+        _logger.warning(
+            "%d of %d transcripts can't be read and are left out: %s", len(unreadable), len(read), ", ".join(unreadable)
+        )
+    if not documents:
+        raise no_transcript(run)
+    return documents
+
+
+def _place(path: Path, root: Path, document: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+    name = path.relative_to(root).as_posix()
     place = _PLACE.fullmatch(name)
     return {
         "name": name.removesuffix(".json"),

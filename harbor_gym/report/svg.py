@@ -11,6 +11,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 24, 30
 _TICKS = 5
 _LEGEND_ROW = 16
 _NAME_LENGTH = 70
+_MOST_POINTS = 400
+_MOST_DOTS = 100
 
 
 def markup(text: str) -> str:
@@ -18,17 +20,19 @@ def markup(text: str) -> str:
     return escape(printable(text))
 
 
-def chart(lines: Sequence[tuple[str, Sequence[tuple[int, float]]]], *, label: str, top: float = 0.0) -> str:
+def chart(lines: Sequence[tuple[int, str, Sequence[tuple[int, float]]]], *, label: str, top: float = 0.0) -> str:
     """Return an SVG of a value against the batch, with a line for each run and a tooltip for each point.
 
+    Of a long run's points the least and the greatest of each part are drawn, and no tooltips.
+
     Args:
-        lines: Each run's name and points (batch, counted from 0, and value). Values that are not finite are left out.
-            Several runs get a legend.
+        lines: Each run's number, which is that of its colour, its name and its points (batch, counted from 0, and
+            value). Values that are not finite are left out. Several runs get a legend.
         label: Name of the value.
         top: The axis reaches at least this value.
     """
-    lines = [(name, [(x, y) for x, y in points if math.isfinite(y)]) for name, points in lines]
-    everything = [point for _, points in lines for point in points]
+    lines = [(run, name, _thinned([(x, y) for x, y in points if math.isfinite(y)])) for run, name, points in lines]
+    everything = [point for _, _, points in lines for point in points]
     steps, values = [x for x, _ in everything], [y for _, y in everything]
     ticks = _nice_ticks(min(0.0, *values, 0.0), max(top, *values, top))
     first, last = min(steps, default=0), max(steps, default=0)
@@ -48,16 +52,26 @@ def chart(lines: Sequence[tuple[str, Sequence[tuple[int, float]]]], *, label: st
     for x in _batch_ticks(first, last):
         across, _ = at(x, 0)
         parts.append(f'<text class="tick" text-anchor="middle" x="{across:.1f}" y="{height - 12}">{x + 1}</text>')
-    for number, (name, points) in enumerate(lines):
+    for row, (run, name, points) in enumerate(lines):
         if legend:
-            parts.append(_legend(number, name))
-        parts.append(_line(number, f"{name}, " if legend else "", points, [at(x, y) for x, y in points]))
+            parts.append(_legend(row, run, name))
+        parts.append(_line(run, f"{name}, " if legend else "", points, [at(x, y) for x, y in points]))
     return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{markup(label)}">{"".join(parts)}</svg>'
 
 
-def _legend(number: int, name: str) -> str:
+def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+    """Return the points, or of too many the least and the greatest of each part."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    size = -(-len(points) // (_MOST_POINTS // 2))
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    ends = [(min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])) for part in parts]
+    return [point for pair in ends for point in sorted(set(pair))]
+
+
+def _legend(row: int, number: int, name: str) -> str:
     """Return a run's row of the legend; a long name is cut at its beginning, since ends distinguish runs."""
-    y = 17 + _LEGEND_ROW * (number + 1)
+    y = 17 + _LEGEND_ROW * (row + 1)
     shown = name if len(name) <= _NAME_LENGTH else f"…{name[1 - _NAME_LENGTH :]}"
     sample = f'<line class="line run{number}" x1="{_LEFT}" x2="{_LEFT + 22}" y1="{y - 4}" y2="{y - 4}"/>'
     return f'{sample}<text class="tick" x="{_LEFT + 30}" y="{y}">{markup(shown)}</text>'
@@ -65,6 +79,8 @@ def _legend(number: int, name: str) -> str:
 
 def _line(number: int, run: str, points: Sequence[tuple[int, float]], places: Sequence[tuple[float, float]]) -> str:
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    if len(points) > _MOST_DOTS:
+        return f'<polyline class="line run{number}" points="{drawn}"/>'
     dots = [
         f'<circle class="dot run{number}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
         f"<title>{markup(run)}batch {step + 1}: {value:.3g}</title></circle>"

@@ -6,8 +6,10 @@ name resolves to loopback (DNS rebinding) can read nothing. It serves only files
 
 import contextlib
 import json
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -18,19 +20,30 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from harbor_gym._runtime.files import open_regular
 from harbor_gym.errors import UsageError
+from harbor_gym.report.catalog import Catalog, is_run
 from harbor_gym.report.metrics import distinct_names
-from harbor_gym.report.page import head_of, render, require_shown_runs, run_curves
+from harbor_gym.report.page import MAX_RUNS, head_of, render, require_shown_runs, run_curves
 from harbor_gym.report.summaries import contains, read_episode, summarize_episode
 
 DEFAULT_PORT = 8765
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _KINDS = {".json": "application/json", ".cast": "application/x-asciicast"}
-_STANDALONE = '<svg xmlns="http://www.w3.org/2000/svg" width="720" '
-_STYLE = (
-    "><style>text{font:11px sans-serif;fill:#5d6672}.label{font:600 13px sans-serif;fill:#1d232b}"
-    ".grid{stroke:#d9dee4}.line{fill:none;stroke-width:2}.run0{stroke:#0072b2}.run1{stroke:#d55e00}"
-    ".dot.run0{fill:#0072b2}.dot.run1{fill:#d55e00}</style>"
-)
+_READ_SEC = 0.3
+"""Longest reading or searching of transcripts for one answer, in seconds; the page asks again for the rest of a large
+run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A transcript that was read."""
+
+    changed: int
+    """When the file was written, in nanoseconds."""
+
+    read: int
+    """Its number in the order of reading."""
+
+    summary: dict[str, Any]
 
 
 @dataclass
@@ -38,37 +51,47 @@ class _Run:
     """One run's folder, with cached summaries."""
 
     folder: Path
-    summaries: dict[Path, tuple[int, dict[str, Any]]] = field(default_factory=dict[Path, tuple[int, dict[str, Any]]])
+    known: dict[Path, _Known] = field(default_factory=dict[Path, _Known])
+    reads: int = 0
+    removals: int = 0
+    unread: int = 0
+    """Transcripts that :meth:`read` has left for its next call."""
+
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def transcripts(self) -> Path:
         return self.folder / "transcripts"
 
-    def episodes(self) -> list[dict[str, Any]]:
-        """Return a summary of every episode, by place; unchanged transcripts are not read again."""
+    def read(self) -> None:
+        """Read transcripts that are new or have changed, for :data:`_READ_SEC` at most, but one at least."""
         with self.lock:
-            known: dict[Path, tuple[int, dict[str, Any]]] = {}
-            for path in sorted(self.transcripts.rglob("*.json")):
-                changed = path.lstat().st_mtime_ns
-                before = self.summaries.get(path)
-                if before is not None and before[0] == changed:
-                    known[path] = before
-                elif (episode := read_episode(path, self.folder)) is not None:
-                    known[path] = changed, summarize_episode(episode)
-            self.summaries = known
-        found = [summary for _, summary in known.values()]
-        return sorted(found, key=lambda item: (item["split"] == "test", item["split"], item["batch"], item["name"]))
+            found = dict(_transcripts(self.transcripts))
+            reads, until = self.reads, time.monotonic() + _READ_SEC
+            if gone := self.known.keys() - found.keys():
+                self.known = {path: known for path, known in self.known.items() if path not in gone}
+                self.removals += 1
+            self.unread = 0
+            for path, changed in found.items():
+                if (known := self.known.get(path)) is not None and known.changed == changed:
+                    continue
+                if self.reads > reads and time.monotonic() > until:
+                    self.unread += 1
+                elif (episode := read_episode(path, self.folder, with_cast=False)) is not None:
+                    self.reads += 1
+                    self.known[path] = _Known(changed, self.reads, summarize_episode(episode))
 
-    def revision(self) -> str:
-        """Return a value that changes whenever an episode changes."""
-        return f"{len(self.summaries)}-{max((changed for changed, _ in self.summaries.values()), default=0)}"
+    def summaries(self, *, after: int = 0) -> list[dict[str, Any]]:
+        """Return the summaries of the transcripts that were read, without the first ``after``, by place."""
+        with self.lock:
+            found = [known.summary for known in self.known.values() if known.read > after]
+        return sorted(found, key=lambda item: (item["split"] == "test", item["split"], item["batch"], item["name"]))
 
     def transcript_of(self, name: str) -> Path | None:
         """Return an episode's transcript by the episode's name; None if there is no such episode."""
         path = self.transcripts / f"{name}.json"
         with self.lock:
-            return path if path in self.summaries else None
+            return path if path in self.known else None
 
     def content_of(self, name: str, suffix: str) -> bytes | None:
         """Return the content of an episode's file; None if there is no such episode, or no regular file."""
@@ -79,23 +102,67 @@ class _Run:
                     return file.read()
         return None
 
-    def search(self, text: str) -> list[str]:
-        """Return the names of the episodes that contain a text."""
+    def search(self, text: str, *, after: int) -> dict[str, Any]:
+        """Search the episodes in the order in which they were read, for :data:`_READ_SEC` at most, but one at least.
+
+        Args:
+            text: What to look for.
+            after: The number of the last episode that was searched before; 0 begins.
+
+        Returns:
+            ``searched``, whether each episode contains the text, by its name; ``after`` for the next call, and how many
+            episodes are ``left`` for it. An episode that has changed since is searched again.
+        """
         with self.lock:
-            paths = list(self.summaries)
-        read = (read_episode(path, self.folder) for path in paths)
-        return [episode["name"] for episode in read if episode is not None and contains(episode, text)]
+            waiting = sorted((known.read, path) for path, known in self.known.items() if known.read > after)
+        until = time.monotonic() + _READ_SEC
+        searched: dict[str, bool] = {}
+        for read, path in waiting:
+            if (episode := read_episode(path, self.folder, with_cast=False)) is not None:
+                searched[episode["name"]] = contains(episode, text)
+            after = read
+            if time.monotonic() > until:
+                break
+        return {"searched": searched, "after": after, "left": sum(read > after for read, _ in waiting)}
+
+
+def _transcripts(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the transcripts in a folder and when each was written, in nanoseconds. Links are not followed."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _transcripts(folder / entry.name)
+            elif entry.name.endswith(".json"):
+                with contextlib.suppress(FileNotFoundError):
+                    yield folder / entry.name, entry.stat(follow_symlinks=False).st_mtime_ns
+
+
+class _Shown:
+    """What the server shows: the given runs, or those of a folder, each by its address."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.catalog = Catalog(folders[0]) if len(folders) == 1 and not is_run(folders[0]) else None
+        self._runs = [] if self.catalog else [_Run(folder) for folder in folders]
+        self._opened: dict[Path, _Run] = {}
+
+    def runs(self, names: str | None) -> list[_Run]:
+        """Return the runs of an address: names of the list with ``|`` between, or None for the given runs."""
+        if self.catalog is None or names is None:
+            return self._runs
+        folders = [folder for name in names.split("|") if (folder := self.catalog.folder_of(name)) is not None]
+        return [self._opened.setdefault(folder, _Run(folder)) for folder in folders[:MAX_RUNS]]
 
 
 class Viewer:
     """Serve the live page. Use it as a context manager, or call :meth:`start` and :meth:`stop`.
 
     Args:
-        run_dirs: The folder of one run, or of two to compare; finished or not.
+        run_dirs: The folder of one run, or of several to compare; finished or not. A single folder that is no run is
+            shown as the list of the runs and evaluations in it.
         port: Port on loopback; 0 takes a free one.
 
     Raises:
-        UsageError: A folder is missing, there are more than two, or the port is taken.
+        UsageError: A folder is missing, there are too many, or the port is taken.
     """
 
     def __init__(self, run_dirs: Sequence[Path], *, port: int = DEFAULT_PORT) -> None:
@@ -103,9 +170,12 @@ class Viewer:
         for folder in run_dirs:
             if not folder.is_dir():
                 raise UsageError(f"{folder} is not a directory: name the folder of a run (--log-path of train)")
-        runs = [_Run(folder.resolve()) for folder in run_dirs]
+        shown = _Shown([folder.resolve() for folder in run_dirs])
+        self.catalog = shown.catalog
+        """The runs that the page lists; None if it shows given ones."""
+
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, runs))
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, shown))
         except OSError as exc:
             raise UsageError(f"port {port} can't be used: {exc.strerror}; choose another one (--port)") from exc
         self._server.daemon_threads = True
@@ -138,8 +208,9 @@ class Viewer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def __init__(self, runs: Sequence[_Run], *args: Any) -> None:
-        self._runs = runs
+    def __init__(self, shown: _Shown, *args: Any) -> None:
+        self._shown = shown
+        self._runs: Sequence[_Run] = ()
         super().__init__(*args)
 
     @override
@@ -155,37 +226,45 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(address.query).items()}
         parts = [unquote(part) for part in address.path.strip("/").split("/") if part]
-        answer = self._page() if not parts else self._of_run(parts, query)
+        answer = self._answer(parts, query)
         with contextlib.suppress(ConnectionError):  # the page went away meanwhile
             if answer is None:
                 self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such thing")
             else:
                 self._send(HTTPStatus.OK, *answer)
 
+    def _answer(self, parts: Sequence[str], query: Mapping[str, str]) -> tuple[str, bytes] | None:
+        catalog = self._shown.catalog
+        if catalog is not None and not parts:
+            return "text/html; charset=utf-8", catalog.page().encode()
+        if catalog is not None and parts[0] == "view" and len(parts) > 1:
+            self._runs, parts = self._shown.runs(parts[1]), parts[2:]
+            if not self._runs:
+                return None
+        else:
+            self._runs = self._shown.runs(None)
+        return self._of_run(parts, query) if parts else self._page()
+
     def _page(self) -> tuple[str, bytes]:
         folders = [run.folder for run in self._runs]
         names = distinct_names(folders)
-        heads = [head_of(run.folder, name, run.episodes()) for run, name in zip(self._runs, names, strict=True)]
-        runs = [
-            {"name": name, "files": f"files/{number}", "place": str(folder)}
-            for number, (name, folder) in enumerate(zip(names, folders, strict=True))
+        for run in self._runs:
+            run.read()
+        heads = [
+            head_of(run.folder, name, run.summaries(), place=place)
+            for place, (run, name) in enumerate(zip(self._runs, names, strict=True))
         ]
-        pictures = [f"api/curve?number={number}" for number in range(len(run_curves(folders)))]
-        page = render(data={"live": True, "runs": runs}, heads=heads, pictures=pictures, is_live=True)
+        runs = [
+            {"name": name, "files": f"files/{number}", "place": str(run.folder), "unread": run.unread}
+            for number, (name, run) in enumerate(zip(names, self._runs, strict=True))
+        ]
+        page = render(data={"live": True, "runs": runs}, heads=heads, curves=run_curves(folders), is_live=True)
         return "text/html; charset=utf-8", page.encode()
-
-    def _curve(self, number: str) -> tuple[str, bytes] | None:
-        drawings = run_curves([run.folder for run in self._runs])
-        if not number.isdecimal() or int(number) >= len(drawings):
-            return None
-        return "image/svg+xml", drawings[int(number)].replace("<svg ", _STANDALONE, 1).replace(">", _STYLE, 1).encode()
 
     def _of_run(self, parts: Sequence[str], query: Mapping[str, str]) -> tuple[str, bytes] | None:
         match parts:
             case ["api", "runs", number, what] if (run := self._run(number)) and what in _ANSWERS:
                 return _ANSWERS[what](run, query)
-            case ["api", "curve"]:
-                return self._curve(query.get("number", ""))
             case ["favicon.ico"]:
                 return "image/svg+xml", b'<svg xmlns="http://www.w3.org/2000/svg"/>'
             case ["files", number, *name] if name and (run := self._run(number)):
@@ -221,9 +300,14 @@ def _json(value: object) -> tuple[str, bytes]:
 
 
 def _episodes(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes]:
-    episodes = run.episodes()
-    revision = run.revision()
-    return _json({"revision": revision, "episodes": [] if query.get("since") == revision else episodes})
+    """Return the summaries that were read since the page's last request, or all where some are gone since."""
+    run.read()
+    removals, reads = run.removals, run.reads
+    before, _, read = query.get("since", "").partition("-")
+    is_whole = not (before == str(removals) and read.isdecimal())
+    episodes = run.summaries(after=0 if is_whole else int(read))
+    revision = f"{removals}-{reads}"
+    return _json({"revision": revision, "whole": is_whole, "unread": run.unread, "episodes": episodes})
 
 
 def _episode(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes] | None:
@@ -233,7 +317,8 @@ def _episode(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes] | None:
 
 
 def _search(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes]:
-    return _json(run.search(query.get("text", "")))
+    after = query.get("after", "")
+    return _json(run.search(query.get("text", ""), after=int(after) if after.isdecimal() else 0))
 
 
 _ANSWERS: dict[str, _Answer] = {"episodes": _episodes, "episode": _episode, "search": _search}

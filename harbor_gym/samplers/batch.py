@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import queue
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harbor_gym._runtime.portal import get_portal
@@ -28,6 +28,8 @@ type Job[T] = Callable[[], Coroutine[Any, Any, T]]
 class _Request:
     prompt: list[int]
     answer: asyncio.Future[Sample]
+    asked_at: float
+    queued_sec: float = 0.0
 
 
 class BatchSampler:
@@ -65,7 +67,7 @@ class BatchSampler:
         self._task: asyncio.Task[Any] | None = None
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
-        """Return the sample of one prompt.
+        """Return the sample of one prompt, with the seconds that it waited for its batch.
 
         Raises:
             Exception: ``generate`` returned it in this sample's place.
@@ -73,7 +75,8 @@ class BatchSampler:
         """
         if self._live == 0:
             raise UsageError("a BatchSampler answers only the episodes of its own run")
-        request = _Request(list(prompt), asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        request = _Request(list(prompt), loop.create_future(), loop.time())
         self._waiting.append(request)
         self._hand_over()
         try:
@@ -192,6 +195,8 @@ class BatchSampler:
         if self._is_overdue or len(self._waiting) >= size:
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
             self._is_sampling, self._is_overdue = True, False
+            for request in batch:
+                request.queued_sec = asyncio.get_running_loop().time() - request.asked_at
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -211,7 +216,7 @@ class BatchSampler:
             if isinstance(answer, Exception):
                 request.answer.set_exception(answer)
             else:
-                request.answer.set_result(answer)
+                request.answer.set_result(replace(answer, queued_sec=request.queued_sec))
         self._hand_over()
 
     async def _abort(self) -> None:

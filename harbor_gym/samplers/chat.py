@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
+from harbor_gym.config import require_one_conversation
 from harbor_gym.config.snapshot import KeepSnapshot, Snapshot, read_start, settings_of, suspending
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.call_forms import looks_like_a_call
-from harbor_gym.formats.tool_text import ToolCall, write_calls
+from harbor_gym.formats.tool_text import ToolCall, reply_messages, write_calls
+from harbor_gym.samplers.attempts import AnswerError
 from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.samplers.usage import reported
 from harbor_gym.types import ActionFormat, EndReason, ForkMode, Rollout, StepResult, StopReason, Transcript, Turn
@@ -160,7 +162,8 @@ async def run_chat_episode(
     messages: Messages = []
     transcript = Transcript(system_prompt=prompts.system_message(env.config))
     try:
-        origin = await asyncio.to_thread(read_start, env.config.start_from)
+        require_one_conversation(env.config, "a chat model")
+        origin = await asyncio.to_thread(read_start, env.config)
         screen, transcript.start_info = await env.reset()
         transcript.settings = settings_of(env.config)
         opening = prompts.opening(env.config, transcript.start_info.get("instruction", ""), screen)
@@ -194,7 +197,7 @@ async def run_chat_episode(
             if result.done:
                 break
             shown = result.observation
-            messages += _replies(answer, shown)
+            messages += reply_messages(answer.message.get("tool_calls") or (), shown)
     except HarborGymError as exc:
         if not exc.is_infrastructure:
             raise
@@ -233,33 +236,21 @@ def _calls_nothing(env: AsyncTerminalGymEnv, answer: ChatAnswer) -> bool:
     return parse_action(answer.text, format=ActionFormat.BASH_TOOL, tools=env.tools).error is not None
 
 
-def _replies(answer: ChatAnswer, observation: str) -> Messages:
-    """Return an observation as the endpoint expects it: a user message, or a result for every tool call."""
-    calls = cast("list[dict[str, Any]]", answer.message.get("tool_calls") or [])
-    if not calls:
-        return [{"role": "user", "content": observation}]
-    contents = ["[see the last call's result]"] * (len(calls) - 1) + [observation]
-    return [
-        {"role": "tool", "tool_call_id": call.get("id", ""), "content": content}
-        for call, content in zip(calls, contents, strict=True)
-    ]
-
-
 def _read_answer(answer: object) -> ChatAnswer:
     match answer:
         case {"choices": [{"finish_reason": str() as reason, "message": {**rest}}], **envelope}:
             message = cast("dict[str, Any]", rest)
         case _:
-            raise SamplerError("the endpoint's answer holds no single message")
+            raise AnswerError("the endpoint's answer holds no single message")
     if reason not in ("stop", "tool_calls", "length"):
         raise SamplerError(f"the endpoint ended a message with {reason!r:.200}, which is neither stop nor length")
     given = message.get("tool_calls") or []
     if not isinstance(given, list):
-        raise SamplerError("the endpoint's message has tool calls that are no list")
+        raise AnswerError("the endpoint's message has tool calls that are no list")
     calls = [_read_call(call) for call in cast("list[object]", given)]
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise SamplerError("the endpoint's message has a content that is not text")
+        raise AnswerError("the endpoint's message has a content that is not text")
     usage = envelope.get("usage")
     return ChatAnswer(
         write_calls(content or "", calls),
@@ -275,4 +266,4 @@ def _read_call(call: object) -> ToolCall:
         case {"function": {"name": str() as name, "arguments": str() as arguments}}:
             return ToolCall(name, arguments)
         case _:
-            raise SamplerError("the endpoint's message has a tool call without name and arguments")
+            raise AnswerError("the endpoint's message has a tool call without name and arguments")

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from harbor_gym.errors import SamplerError
+from harbor_gym.samplers.attempts import AnswerError
 from harbor_gym.samplers.engine_client import EngineClient
-from harbor_gym.samplers.statuses import EngineSettingsError
+from harbor_gym.samplers.statuses import TAKES_TOKENS, EngineSettingsError
 from harbor_gym.samplers.usage import check_usage
 from harbor_gym.types import Sample, StopReason
 
@@ -38,6 +39,8 @@ class CompletionsSampler(EngineClient):
     Raises:
         UsageError: The variable ``api_key_env`` is not set.
     """
+
+    _remedy_of_fault = TAKES_TOKENS
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ def _read_sample(answer: object, *, prompt: Sequence[int], max_tokens: int | Non
         case {"choices": [{"finish_reason": reason}]}:
             raise SamplerError(f"the engine ended a message with {reason!r:.200}, which is neither stop nor length")
         case _:
-            raise SamplerError("the engine's answer holds no single choice")
+            raise AnswerError("the engine's answer holds no single choice")
     logprobs = _as_dict(choice.get("logprobs"))
     tokens = _token_ids(choice.get("token_ids"), logprobs.get("tokens"))
     values = logprobs.get("token_logprobs")

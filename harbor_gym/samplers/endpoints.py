@@ -57,9 +57,11 @@ def why_unreachable(exc: aiohttp.ClientError) -> str:
     """Return the system's reason if no connection was made, such as "Connection refused"; else aiohttp's message."""
     if isinstance(exc, aiohttp.ClientConnectorError):
         cause = exc.os_error
-        if cause.errno is None or isinstance(cause, socket.gaierror | ssl.SSLError):  # their numbers are not errnos
-            return str(cause.strerror or cause)
-        return os.strerror(cause.errno)
+        is_errno = cause.errno is not None and not isinstance(cause, socket.gaierror | ssl.SSLError)
+        why = os.strerror(cause.errno or 0) if is_errno else str(cause.strerror or cause)
+        if isinstance(exc, aiohttp.ClientProxyConnectionError):
+            return f"{why} by the proxy {exc.host}:{exc.port}, which an environment variable such as HTTPS_PROXY names"
+        return why
     return " ".join(str(exc).split()) or type(exc).__name__
 
 

@@ -12,11 +12,22 @@ from typing import Any, Self
 import aiohttp
 
 from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
-from harbor_gym.samplers.attempts import AttemptError, ask_patiently, status_error
+from harbor_gym.samplers.attempts import (
+    AttemptError,
+    History,
+    StatusError,
+    ask_patiently,
+    no_json,
+    shortened,
+    status_error,
+)
 from harbor_gym.samplers.endpoints import why_unreachable
 from harbor_gym.samplers.overflow import is_overflow
+from harbor_gym.samplers.statuses import EngineSettingsError
 
-_SHOWN_CHARACTERS = 300
+_FAULT = 500
+"""Status of an engine that fails at a request, as llama.cpp does at token ids."""
+
 _WINDOW_SEC = 10.0
 """Longest wait for the list of models. Without the list, only the engine's refusals limit a prompt."""
 
@@ -37,6 +48,10 @@ class EngineClient:
     Raises:
         UsageError: The variable ``api_key_env`` is not set, or ``api_key`` is given as well.
     """
+
+    _remedy_of_fault = ""
+    """What to do about an engine that answers every attempt at its first request with status 500; empty if the fault
+    may pass."""
 
     def __init__(
         self,
@@ -60,12 +75,17 @@ class EngineClient:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
-        self._window: asyncio.Future[int | None] | None = None
+        self._models: asyncio.Future[list[dict[str, Any]]] | None = None
         self._waiting: dict[object, float] = {}
-        self.has_answered = False
-        """Whether the engine has given a good answer."""
+        self.history = History()
+        """What is known of the engine; clients of one engine may share it."""
         self.last_failure = ""
         """Message of the last failure that was retried; empty if there was none."""
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the engine has given a good answer."""
+        return self.history.has_answered
 
     @property
     def waited_sec(self) -> float:
@@ -84,9 +104,9 @@ class EngineClient:
     ) -> None:
         """Close the connections."""
         session, self._session = self._session, None
-        window, self._window = self._window, None
-        if window is not None:
-            window.cancel()
+        models, self._models = self._models, None
+        if models is not None:
+            models.cancel()
         if session is not None:
             await session.close()
 
@@ -99,11 +119,24 @@ class EngineClient:
         Raises:
             UsageError: The client is not open.
         """
+        found = [model.get("max_model_len") for model in await self.models()]
+        window = found[0] if found and all(other == found[0] for other in found) else None
+        return window if type(window) is int and window > 0 else None
+
+    async def models(self) -> list[dict[str, Any]]:
+        """Return what the engine's ``/v1/models`` says of each of its models. Cached.
+
+        Returns:
+            Nothing if there is no such page, or it can't be read.
+
+        Raises:
+            UsageError: The client is not open.
+        """
         if self._session is None:
             raise UsageError(_NOT_OPEN)
-        if self._window is None:
-            self._window = asyncio.ensure_future(_ask_window(self._session, self._models_url))
-        return await asyncio.shield(self._window)
+        if self._models is None:
+            self._models = asyncio.ensure_future(_ask_models(self._session, self._models_url))
+        return await asyncio.shield(self._models)
 
     async def _post[T](self, body: Mapping[str, Any], read: Callable[[object], T]) -> T:
         """Send a request and return what ``read`` makes of the JSON value of the answer.
@@ -112,7 +145,8 @@ class EngineClient:
             ContextOverflowError: The prompt does not fit the engine's context window.
             StatusError: The engine refuses the request, or is overloaded after the last attempt.
             SamplerError: The engine can't be reached, or does not answer in time or with JSON.
-            EngineSettingsError: The engine refuses the key or the model, and has given no good answer yet.
+            EngineSettingsError: The engine refuses the key, the model or token ids, or answers a second time with what
+                no further attempt can change, and has given no good answer yet.
             UsageError: The client is not open.
         """
         request = object()
@@ -121,10 +155,16 @@ class EngineClient:
             answer = await ask_patiently(
                 lambda: self._post_once(body), max_attempts=self._max_attempts, note=self._note_failure
             )
+            found = read(answer)
+        except AttemptError as exc:
+            is_fault = isinstance(exc, StatusError) and exc.status == _FAULT
+            if is_fault and self._remedy_of_fault and not self.has_answered:
+                raise EngineSettingsError(f"{self._remedy_of_fault} ({exc})") from exc
+            self.history.note(exc)
+            raise
         finally:
             del self._waiting[request]
-        found = read(answer)
-        self.has_answered = True
+        self.history.has_answered = True
         return found
 
     def _note_failure(self, failure: str) -> None:
@@ -141,11 +181,17 @@ class EngineClient:
                         raise ContextOverflowError(_refusal(self.url, response.status, text))
                     refusal = _refusal(self.url, response.status, text)
                     raise status_error(refusal, response.status, text, response.headers, has_answered=self.has_answered)
-                return _read_json(self.url, await response.read())
+                return self._read_json(await response.read())
         except TimeoutError:
             raise SamplerError(f"{self.url} did not answer within {self._timeout_sec:g} seconds") from None
         except aiohttp.ClientError as exc:
             raise AttemptError(f"{self.url} can't be reached: {why_unreachable(exc)}") from exc
+
+    def _read_json(self, body: bytes) -> object:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            raise no_json(self.url, body, has_answered=self.has_answered) from None
 
     def _without_key(self, text: str) -> str:
         """Return text without the key, which some engines repeat when they refuse it."""
@@ -153,23 +199,21 @@ class EngineClient:
         return text.replace(key, "***") if key else text
 
 
-async def _ask_window(session: aiohttp.ClientSession, url: str) -> int | None:
+async def _ask_models(session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]]:
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=_WINDOW_SEC)) as response:
             page = await response.json(content_type=None) if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
-        return None
+        return []
     match page:
         case {"data": [*models]}:
-            found = [model.get("max_model_len") for model in models if isinstance(model, dict)]
+            return [model for model in models if isinstance(model, dict)]
         case _:
-            return None
-    window = found[0] if found and all(other == found[0] for other in found) else None
-    return window if type(window) is int and window > 0 else None
+            return []
 
 
 def _refusal(url: str, status: int, text: str) -> str:
-    return f"{url} answered with status {status}: {_one_line(_stated_reason(text))}"
+    return f"{url} answered with status {status}: {shortened(_stated_reason(text))}"
 
 
 def _stated_reason(text: str) -> str:
@@ -183,15 +227,3 @@ def _stated_reason(text: str) -> str:
             case _:
                 pass
     return text
-
-
-def _read_json(url: str, body: bytes) -> object:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        shown = _one_line(body.decode(errors="replace"))
-        raise AttemptError(f"{url} did not answer with JSON, but with {shown}: is it the API's address?") from None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:_SHOWN_CHARACTERS] or "no text"

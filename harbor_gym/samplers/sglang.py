@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from harbor_gym.errors import ContextOverflowError, SamplerError
+from harbor_gym.samplers.attempts import AnswerError
 from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.samplers.overflow import is_overflow
-from harbor_gym.samplers.statuses import EngineSettingsError
+from harbor_gym.samplers.statuses import TAKES_TOKENS, EngineSettingsError
 from harbor_gym.samplers.usage import check_usage
 from harbor_gym.types import Sample, StopReason
 
@@ -39,6 +40,8 @@ class SGLangSampler(EngineClient):
     Raises:
         UsageError: The variable ``api_key_env`` is not set.
     """
+
+    _remedy_of_fault = TAKES_TOKENS
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ def _read_sample(answer: object, *, prompt: Sequence[int], max_tokens: int | Non
         case {"meta_info": {"finish_reason": reason}}:
             raise SamplerError(f"the engine ended a message with {reason!r:.200}, which is neither stop nor length")
         case _:
-            raise SamplerError("the engine's answer holds no single message with its meta_info")
+            raise AnswerError("the engine's answer holds no single message with its meta_info")
     sampled = meta.get("output_token_logprobs")
     if not isinstance(sampled, list):
         raise EngineSettingsError(

@@ -5,13 +5,17 @@ status                     before the first good answer   after it
 =========================  =============================  ================================
 401, 403, 404, 400 that    a wrong setting: the run ends  retried: a proxy restarts, or
 names an unknown model                                    loads its models anew
+500 to token ids, after    a wrong setting: the run ends  the episode is lost
+the last attempt
 408, 409, 413, 425, 429,   retried                        retried
 500 and above
-any other                  the episode is lost            the episode is lost
+any other, or 200 with     the episode is lost, the       the episode is lost; a body
+a body that is no JSON or  second time the run ends       that is no JSON is retried
+has another API's form
 =========================  =============================  ================================
 
-Also retried: a connection that can't be made or breaks, and a status 200 with a body that is no JSON (empty, cut, a
-proxy's page). What is retried in vain is an infrastructure failure of its episode. A prompt that is too long
+Also retried: a connection that can't be made or breaks, and a status 200 with a body that is empty or cut. What is
+retried in vain is an infrastructure failure of its episode. A prompt that is too long
 (:mod:`harbor_gym.samplers.overflow`) and the end of a gateway's session are none of these, whatever the status.
 """
 
@@ -19,7 +23,6 @@ import email.utils
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from harbor_gym.errors import UsageError
 
@@ -37,6 +40,12 @@ _SETTINGS: Mapping[int, str] = {
 }
 """The remedy, by status."""
 
+TAKES_TOKENS = (
+    "the engine fails at every request with token ids, and the policy is trained on them: take an engine that takes "
+    "and returns token ids, such as vLLM (CompletionsSampler) or SGLang (SGLangSampler)"
+)
+"""The remedy for a status of 500 that lasts, by a sampler of tokens."""
+
 _ENDED_SESSION = "episode_ended"
 """Code of a gateway's session whose budget ran out, which also answers with 401."""
 
@@ -46,20 +55,15 @@ _BACKOFF_SEC = 1.0
 _MAX_BACKOFF_SEC, _MAX_ASKED_SEC = 8.0, 60.0
 """Longest backoff, and the longest wait of a ``Retry-After`` that is honoured, as in OpenAI's client."""
 
+ASKED_PAUSE = {"Retry-After-Ms": 0.001, "Retry-After": 1.0}
+"""Headers that ask for a pause, and their unit in seconds."""
+
 _JITTER = 0.25
 """Waits are shortened by up to this share, so that episodes that failed together don't retry together."""
 
 
 class EngineSettingsError(UsageError):
     """The engine refuses the key or the model, or lacks a feature that the sampler needs; every request would fail."""
-
-
-@dataclass(slots=True)
-class History:
-    """What is known of an engine whose clients live for one episode each."""
-
-    has_answered: bool = False
-    """Whether it has given a good answer, with these settings."""
 
 
 def is_retried(status: int, body: str, *, has_answered: bool) -> bool:
@@ -106,7 +110,7 @@ def pause_sec(headers: Mapping[str, str], attempt: int) -> float:
 
 
 def _asked_sec(headers: Mapping[str, str]) -> float | None:
-    for name, unit in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
+    for name, unit in ASKED_PAUSE.items():
         try:
             return float(headers[name]) * unit
         except (KeyError, ValueError):

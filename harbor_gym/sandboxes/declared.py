@@ -12,7 +12,7 @@ from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.shell_text import QUIET, Marked
-from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError, TaskError
+from harbor_gym.sandboxes.errors import SandboxError, SandboxLostError, SandboxTimeoutError, TaskError
 
 _ORDINARY_IDS = 1 << 16
 """Every sandbox has these."""

@@ -113,7 +113,8 @@ def instructions(text: str) -> Iterator[Instruction]:
 
     Source: frontend/dockerfile/parser of BuildKit. A here-document that no line ends is none: it may be a shift.
     """
-    lines = [found[0].rstrip("\r\n") for found in re.finditer(r"[^\n]+\n?|\n", text.removeprefix("\ufeff"))]
+    written = re.findall(r"[^\n]+\n?|\n", text.removeprefix("\ufeff"))
+    lines = [line.rstrip("\r\n") for line in written]
     escape = escape_character(text)
     continued = re.compile(rf"(?<!{re.escape(escape)}){re.escape(escape)}[ \t]*$")
     number = 0
@@ -135,7 +136,7 @@ def instructions(text: str) -> Iterator[Instruction]:
         logical = "".join(pieces).strip()
         if not logical:
             continue
-        documents = _documents(logical, lines[number:])
+        documents = _documents(logical, lines[number:], written[number:])
         number += sum(document.source.count("\n") + 1 for document in documents)
         yield Instruction(logical, first, documents)
 
@@ -151,8 +152,8 @@ def escape_character(text: str) -> str:
     return "\\"
 
 
-def _documents(logical: str, following: list[str]) -> list[Document]:
-    """Return the here-documents of an instruction, from the lines that follow it."""
+def _documents(logical: str, following: list[str], written: list[str]) -> list[Document]:
+    """Return the here-documents of an instruction, from the lines that follow it, without and with their ends."""
     found: list[Document] = []
     start = 0
     for name, is_chomped, is_expanded in _heredocs(logical):
@@ -160,9 +161,9 @@ def _documents(logical: str, following: list[str]) -> list[Document]:
         ends = [number for number, line in enumerate(rest) if (line.lstrip("\t") if is_chomped else line) == name]
         if not ends:
             break  # no line ends it, so it is no here-document: an arithmetic shift, for example
-        body = rest[: ends[0]]
-        content = "".join(f"{line.lstrip(chr(9)) if is_chomped else line}\n" for line in body)
-        found.append(Document(name, content, "\n".join(rest[: ends[0] + 1]), is_expanded))
+        body = written[start : start + ends[0]]
+        content = "".join(line.lstrip("\t") if is_chomped else line for line in body)
+        found.append(Document(name, content, "".join(body) + rest[ends[0]], is_expanded))
         start += ends[0] + 1
     return found
 

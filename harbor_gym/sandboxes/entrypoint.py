@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harbor_gym._runtime.shielded import cancel_and_wait
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.piped import PipedCommand
 
 _HANDOVER_TIMEOUT_SEC = 5.0
@@ -143,7 +143,7 @@ async def await_services(clean_up: _CleanUp) -> Services | None:
         SandboxError: The sandbox can't be examined, or is gone.
     """
     limits = {"limit_sec": _SETTLE_LIMIT_SEC}
-    answer = await clean_up("settle", limits, timeout_sec=_SETTLE_LIMIT_SEC + _ANSWER_SEC)
+    answer = await clean_up("wait_until_idle", limits, timeout_sec=_SETTLE_LIMIT_SEC + _ANSWER_SEC)
     if not answer["services"]:
         return None
     services = Services(answer["waited_sec"], answer["are_quiet"])

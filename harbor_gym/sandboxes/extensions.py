@@ -18,12 +18,15 @@ SupportsSharedView        verifier's directories that the processes       these 
 SupportsCleanUp           clean-up by no program of the sandbox           the same by a script in it
 SupportsProcessCopies     ``fork(mode="exact")``                          copies by replay
 SupportsUnblocking        no file of a policy holds up the engine         a silent sandbox is left as it is
+SupportsBuild             a build that Harbor's limit of the start        the limit includes the build, and its wait
+                          does not include                                for others
 SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
 SupportsWrittenPaths      ``harbor-gym check`` proposes verify_paths      no proposal
 SupportsSharedSetup       ``info["setup"]`` is exact                      ``shared`` for a class of this package
 ReportsLeftBehind         a close that left something behind raises       only Harbor's log reports it
 ReportsServices           ``harbor-gym check`` names services             no remark
 DeclaresKnownFailures     check-sandbox shows known failures as such      each failure counts
+DeclaresCutRewards        a verifier's directory in one transfer          the sandbox first cuts large reward files
 ========================  ==============================================  ============================================
 """
 
@@ -32,12 +35,10 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from harbor_gym.errors import SandboxTimeoutError
+from harbor_gym.sandboxes.errors import SandboxTimeoutError
 
 if TYPE_CHECKING:
     from harbor.environments.base import ExecResult  # 0.3 s to import, and only its type is needed
-
-    from harbor_gym.config import TerminalConfig
 
 
 class ExecTimeoutError(SandboxTimeoutError, RuntimeError):
@@ -214,11 +215,11 @@ class SupportsProcessCopies(Protocol):
 class SupportsTerminal(Protocol):
     """A sandbox without real processes that has a terminal of its own, as the fake has."""
 
-    def make_terminal(self, config: "TerminalConfig", *, user: str | int | None) -> Awaitable[Any]:
+    def make_terminal(self, config: Any, *, user: str | int | None) -> Awaitable[Any]:
         """Return a :class:`harbor_gym.terminal.Terminal`; its caller closes it.
 
         Args:
-            config: Pane size, waits and the observation budget.
+            config: A :class:`harbor_gym.TerminalConfig`: pane size, waits and the observation budget.
             user: The shell's user; None is the image's user.
 
         Raises:
@@ -381,6 +382,25 @@ class SupportsUnblocking(Protocol):
 
 
 @runtime_checkable
+class SupportsBuild(Protocol):
+    """A sandbox that can get its image before its start, which Harbor limits by ``build_timeout_sec``."""
+
+    async def build_image(self, *, force_build: bool) -> None:
+        """Build or fetch the image that the start will use. Called at most once, before ``start``; ``stop`` frees it.
+
+        The class limits the build itself, from the build's own start.
+
+        Args:
+            force_build: As for ``start``, which does not build again then.
+
+        Raises:
+            MissingDependencyError: A program or a right is missing.
+            SandboxStartError: The image can't be built.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsWrittenPaths(Protocol):
     """A sandbox that knows which of its files were changed."""
 
@@ -432,4 +452,14 @@ class DeclaresKnownFailures(Protocol):
     @property
     def known_failures(self) -> Mapping[str, str]:
         """Name of a behaviour → why it does not hold."""
+        ...
+
+
+@runtime_checkable
+class DeclaresCutRewards(Protocol):
+    """A sandbox class whose transfers cut a verifier's reward files, which a policy's program can make very large."""
+
+    @property
+    def cuts_rewards(self) -> bool:
+        """True."""
         ...

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harbor_gym.errors import TaskError
+from harbor_gym.sandboxes.errors import TaskError
 
 _NANOSECONDS = 1e9
 _DEFAULT_SEC, _DEFAULT_RETRIES, _DEFAULT_START_INTERVAL_SEC = 30.0, 3, 5.0

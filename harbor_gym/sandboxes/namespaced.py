@@ -1,42 +1,60 @@
-"""The common base of environments whose sandboxes are entered by processes of this machine."""
+"""The common base of environments whose sandboxes a supervisor runs: everything but their images."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import os
 import posixpath
 import re
 import shlex
+import sys
 from abc import abstractmethod
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from pathlib import PurePath, PurePosixPath
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, override
 
 from harbor.environments.base import ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import COMPOSE_FILE_NAME, require_agent_environment_definition
+from harbor.models.task.config import NetworkMode, NetworkPolicy
 
+from harbor_gym._runtime import rootless
+from harbor_gym._runtime.cache import Hold, mountpoint
+from harbor_gym._runtime.harbor_versions import resource_capabilities
+from harbor_gym._runtime.processes import allow_open_files
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import (
+from harbor_gym.sandboxes import reaper
+from harbor_gym.sandboxes.archive.environment import CarriesFiles
+from harbor_gym.sandboxes.archive.transfers import Way, knowing_empty
+from harbor_gym.sandboxes.declared import is_trials_own, no_account, require_workdir
+from harbor_gym.sandboxes.entrypoint import Entrypoint, Services, await_services
+from harbor_gym.sandboxes.errors import (
     SandboxError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
     TaskError,
     TaskUnsupportedError,
-    UsageError,
 )
-from harbor_gym.sandboxes import reaper
-from harbor_gym.sandboxes.archive.environment import CarriesFiles
-from harbor_gym.sandboxes.archive.transfers import Way, knowing_empty
-from harbor_gym.sandboxes.declared import is_trials_own, no_account, require_workdir
-from harbor_gym.sandboxes.entrypoint import Entrypoint, Services, await_services
 from harbor_gym.sandboxes.extensions import ExecTimeoutError
 from harbor_gym.sandboxes.health import await_health
 from harbor_gym.sandboxes.image_settings import ImageSettings
 from harbor_gym.sandboxes.piped import PipedCommand
-from harbor_gym.sandboxes.pipes import Chunk, text_chunks
+from harbor_gym.sandboxes.pipes import text_chunks
+from harbor_gym.sandboxes.supervisor import cgroups, processors
+from harbor_gym.sandboxes.supervisor.client import Dump, SupervisedSandbox
+from harbor_gym.sandboxes.supervisor.network import NAME_SERVER, NETWORK_PROGRAM, closed_networks
+from harbor_gym.sandboxes.supervisor.options import NamespacedOptions
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import SERVICE, VERIFIER
-from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
-from harbor_gym.sandboxes.supervisor.running import Finished, RunningSandbox
+from harbor_gym.sandboxes.supervisor.program.messages import (
+    OPEN_FILES_OF_CALLER,
+    CgroupLimits,
+    CommandSpec,
+    SupervisorConfig,
+)
+from harbor_gym.sandboxes.tools import find_program
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SMALL_IDS = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})?")
@@ -45,25 +63,53 @@ _SMALL_IDS = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})?")
 _LEAST_CPUS = 0.01
 """The kernel's smallest quota is 1 ms in periods of 100 ms."""
 
+_AUTOGROUP_NICE = -10
 _LOOK_TIMEOUT_SEC, _DIRECTORIES_TIMEOUT_SEC = 10.0, 60.0
 
 
-class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
+@functools.cache
+def _outweigh_sandboxes() -> None:
+    """Give this process a larger share of the processor than each sandbox's session, once.
+
+    Linux shares processor time among sessions (autogroups), so 64 busy sandboxes would starve the event loop that
+    serves them: the 99th percentile of its lag was 147 ms, and is 4 ms with this weight. Ordinary users can't set it.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_AUTOGROUP_NICE), encoding="utf-8")
+
+
+class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
     """One sandbox of this machine's kernel, from its start to its end."""
 
-    def __init__(self, *args: Any, workdir: str | None, **kwargs: Any) -> None:
-        if workdir is not None and not workdir.startswith("/"):
-            raise UsageError(f"sandbox option workdir: {workdir!r} is no absolute path")
-        self._workdir = workdir
-        self._sandbox: Sandbox | None = None
+    def __init__(self, options: Options, *args: Any, **kwargs: Any) -> None:
+        self._options = options
+        self._sandbox: SupervisedSandbox | None = None
+        self._hold: Hold | None = None
         self._image: ImageSettings | None = None
         self._entrypoint: Entrypoint | None = None
         self._services: Services | None = None
         self._ending: asyncio.Future[None] | None = None
-        self._is_started = self._has_argv_outside = self._is_copy = False
+        self._has_image = self._is_started = self._has_argv_outside = self._is_copy = False
         self._commands_before_vacancy = -1
         self._empty: set[str] = set()
+        self._processors: tuple[int, ...] = ()
+        self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
         super().__init__(*args, **kwargs)
+
+    @property
+    @override
+    def capabilities(self) -> EnvironmentCapabilities:
+        is_own = self._options.network != "machine"
+        return EnvironmentCapabilities(mounted=False, disable_internet=True, dynamic_network_policy=is_own)
+
+    @classmethod
+    @override
+    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
+        """Return what this machine's control groups can enforce. Makes and removes empty ones, once per process."""
+        if sys.platform != "linux":
+            return resource_capabilities()
+        places = cgroups.places()
+        return resource_capabilities(cpu_limit="cpu" in places, memory_limit="memory" in places)
 
     @override
     def _validate_definition(self) -> None:
@@ -116,19 +162,87 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         if self._is_started:
             raise SandboxStartError(f"this {self.type()} sandbox was started before: make a new environment instead")
         self._is_started = True
-        self.preflight()  # it remembers what took long, and the registry's or Harbor's checks came before
         reaper.reap_in_background(in_docker=False)
         try:
-            await self._bring_up(force_build=force_build)
+            if not self._has_image:
+                await self.build_image(force_build=force_build)
+            await self._bring_up()
             if not self._is_copy:
                 await require_workdir(self)
         except BaseException:
             await self.stop(delete=True)
             raise
 
+    async def build_image(self, *, force_build: bool) -> None:
+        """Get the image, building it if the cache lacks it, ahead of the start; :meth:`stop` lets it go.
+
+        Raises:
+            MissingDependencyError, SandboxStartError: As :meth:`start`.
+        """
+        self.preflight()  # it remembers what took long, and the registry's or Harbor's checks came before
+        allow_open_files(OPEN_FILES_OF_CALLER)
+        _outweigh_sandboxes()
+        await self._provide_image(force_build=force_build)
+        self._has_image = True
+
     @abstractmethod
-    async def _bring_up(self, *, force_build: bool) -> None:
-        """Set ``_image``, then ``_sandbox``, and make it ready; after a failure :meth:`stop` is called."""
+    async def _provide_image(self, *, force_build: bool) -> None:
+        """Get what :meth:`_bring_up` starts from."""
+
+    @abstractmethod
+    async def _bring_up(self) -> None:
+        """Set ``_image``, call :meth:`_start_sandbox`, and make it ready; after a failure :meth:`stop` is called."""
+
+    async def _start_sandbox(self, config: SupervisorConfig, *, copied: Dump | None = None) -> None:
+        self._sandbox = SupervisedSandbox(self.type())
+        if self._options.processor_set:
+            self._processors = processors.take(config.limits.cpus)
+            config = config._replace(limits=config.limits._replace(processors=self._processors))
+        await self._sandbox.start(config, copied=copied)
+
+    def _supervisor_config(self, directories: dict[str, int | None], *, filters: tuple[str, ...]) -> SupervisorConfig:
+        """Return what a sandbox is to be, apart from its image: by the task, the options and what this machine can do.
+
+        Args:
+            directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
+            filters: System call filters.
+        """
+        has_network = self._has_network(self.network_policy)
+        is_public = self.network_policy.network_mode == NetworkMode.PUBLIC
+        later = list(map(self._has_network, self._phase_policies))
+        limits = self._limits()
+        return SupervisorConfig(
+            parent=os.getpid(),
+            layers=(),
+            mountpoint=str(mountpoint()),
+            storage_bytes=self._storage_mb << 20,
+            slirp4netns=find_program(NETWORK_PROGRAM),
+            has_network=has_network,
+            may_have_network=has_network or any(later),
+            name_server=NAME_SERVER,
+            etc={},
+            directories=directories,
+            is_rootless=rootless.is_rootless(),
+            has_own_ids=False,
+            high_ids=(),
+            filters=filters,
+            closed_networks=closed_networks(has_private=self._options.private_network),
+            cgroups=cgroups.groups_for(cgroups.group_name(), limits),
+            limits=limits,
+            shares_network=is_public and self._options.network == "machine",
+        )
+
+    def _limits(self) -> CgroupLimits:
+        memory_mb = self._effective_memory_mb
+        return CgroupLimits(memory_mb << 20 if memory_mb else None, self._effective_cpus, self._options.max_processes)
+
+    def _has_network(self, policy: NetworkPolicy) -> bool:
+        return self._options.has_network(policy, self.environment_name)
+
+    @override
+    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
+        is_open = self._has_network(network_policy)
+        await self._running().switch_network(is_open=is_open)
 
     @override
     async def stop(self, delete: bool) -> None:
@@ -139,25 +253,28 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         Raises:
             SandboxTimeoutError: It did not end in time.
         """
-        ending = self._let_go()
-        if ending is not None:
-            self._ending = asyncio.ensure_future(self._end(ending))
+        sandbox, self._sandbox = self._sandbox, None
+        hold, self._hold = self._hold, None
+        if sandbox is not None or hold is not None:
+            self._ending = asyncio.ensure_future(self._end(sandbox, hold))
         elif self._ending is None or self._ending.done():
             return
         # Neither a cancellation nor a second call returns before the sandbox is gone.
         await shielded(self._ending)
 
-    async def _end(self, ending: Coroutine[Any, Any, None]) -> None:
+    async def _end(self, sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
         entrypoint, self._entrypoint = self._entrypoint, None
         try:
-            await ending
+            if sandbox is not None:
+                await sandbox.stop()
         finally:
+            given_back, self._processors = self._processors, ()
+            processors.give_back(given_back)
+            # After the sandbox's end, as its image may be pruned from here on.
+            if hold is not None:
+                hold.release()
             if entrypoint is not None:
                 await entrypoint.stop()
-
-    @abstractmethod
-    def _let_go(self) -> Coroutine[Any, Any, None] | None:
-        """Release the sandbox and its resources; return the coroutine that ends them, None if there are none."""
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -183,27 +300,37 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             user: Name or uid, optionally with ``:group``, of the sandbox's own accounts; None is the default user.
 
         Raises:
-            SandboxError: No such user or directory in a local sandbox; in one of Apptainer the return code is 126.
+            SandboxError: No such user or directory in the sandbox.
             SandboxLostError: The sandbox is not running.
             ExecTimeoutError: The time was up.
         """
         emit = self._output_callback()
         request = self._request(command, cwd=cwd, env=env, user=user)
         try:
-            finished = await self._run(request, timeout_sec, None if emit is None else text_chunks(emit))
+            finished = await self._running().run(
+                request, timeout_sec=timeout_sec, on_chunk=None if emit is None else text_chunks(emit)
+            )
         except SandboxTimeoutError as exc:
             raise ExecTimeoutError(str(exc)) from None
         return ExecResult(
             stdout=finished.stdout.text(), stderr=finished.stderr.text(), return_code=finished.return_code
         )
 
-    @abstractmethod
-    async def _run(self, request: CommandSpec, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
-        """Run one command in the running sandbox and wait for its exit, not for the end of its output."""
+    async def exec_pipes(self, command: str, *, user: str | int | None = None, directory: str = "") -> PipedCommand:
+        """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
 
-    @abstractmethod
-    async def _open(self, request: CommandSpec) -> PipedCommand:
-        """Start one command in the running sandbox and return while it runs; the caller ends it."""
+        It serves the purpose of :meth:`exec_argv` without a process of this machine. The command ends when it is
+        killed, with the sandbox, and with its input if it reads that.
+
+        Args:
+            command: Shell text.
+            user: The process's user.
+            directory: Made first by that user for himself alone, where he can.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        return await self._running().open(self._request(command, user=user)._replace(directory=directory))
 
     def exec_argv(
         self,
@@ -239,12 +366,12 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """
         if path in self._known_empty and self._user(user).split(":")[0] in ("root", "0"):
             return True
-        return (await self._look(path, user))["is_dir"]
+        return (await self._path_kind(path, user))["is_dir"]
 
     @override
     async def is_file(self, path: str, user: str | int | None = None) -> bool:
         """Return whether a user finds a regular file at a path, through links too; as :meth:`is_dir`."""
-        return (await self._look(path, user))["is_file"]
+        return (await self._path_kind(path, user))["is_file"]
 
     @override
     async def ensure_dirs(self, dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
@@ -280,10 +407,10 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         lists = {"remove": remove_dirs, "create": create_dirs, "open_to_all": chmod_dirs or ()}
         return await self._change("reset_dirs", {name: self._absolute(dirs) for name, dirs in lists.items()})
 
-    async def _look(self, path: str, user: str | int | None) -> dict[str, Any]:
+    async def _path_kind(self, path: str, user: str | int | None) -> dict[str, Any]:
         [absolute] = self._absolute([path])
         arguments = {"path": absolute, "user": self._user(user)}
-        return await self._running().clean_up("look", arguments, timeout_sec=_LOOK_TIMEOUT_SEC)
+        return await self._running().clean_up("path_kind", arguments, timeout_sec=_LOOK_TIMEOUT_SEC)
 
     async def _change(self, work: str, arguments: Mapping[str, Any]) -> ExecResult:
         self._empty.clear()  # it may remove one
@@ -330,9 +457,9 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         return self._commands_before_vacancy == self._running().commands and not self._has_argv_outside
 
     @property
-    @abstractmethod
     def memory_kills(self) -> int | None:
         """Processes that the sandbox's memory limit has killed so far; None if they are not counted."""
+        return self._running().memory_kills()
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
         """Switch every further call to a pristine view: a fresh overlay on the image.
@@ -433,13 +560,13 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
     def _way(self) -> Way:
         return knowing_empty(self._running().carry, self._known_empty)
 
-    def _running(self) -> Sandbox:
+    def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:
             raise SandboxLostError(f"the {self.type()} sandbox of {self.environment_name} is not running")
         return self._sandbox
 
     def _default_workdir(self, image: ImageSettings) -> str:
-        return self.task_env_config.workdir or self._workdir or image.workdir
+        return self.task_env_config.workdir or self._options.workdir or image.workdir
 
     def _request(
         self,
@@ -473,11 +600,13 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
     def _image_directories(self, image: ImageSettings) -> dict[str, int | None]:
         """Return those of them that don't depend on the trial."""
         # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it, and each VOLUME.
-        made = (*((self._workdir,) if self._workdir else ()), image.workdir, *image.volumes)
+        own = self._options.workdir
+        made = (*((own,) if own else ()), image.workdir, *image.volumes)
         return {"/tmp": 0o1777, **dict.fromkeys(made)}
 
-    async def _start_services(self, image: ImageSettings) -> None:
-        """Start the image's ENTRYPOINT, wait for the services that it leaves running, and for its HEALTHCHECK.
+    async def _make_ready(self, image: ImageSettings) -> None:
+        """Copy the task's files in, start the image's ENTRYPOINT, wait for the services that it leaves running, and for
+        its HEALTHCHECK.
 
         Raises:
             SandboxStartError: The ENTRYPOINT ended before it had executed its arguments.
@@ -485,11 +614,12 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """
         if image.user != "root" and not _SMALL_IDS.fullmatch(image.user):
             try:
-                await self._look("/", image.user)
+                await self._path_kind("/", image.user)
             except (SandboxLostError, SandboxTimeoutError):
                 raise
             except SandboxError as exc:
                 raise no_account(image.user, str(exc)) from exc
+        await self._upload_environment_dir_after_start()  # as the image's user
         if image.entrypoint:
             await self._start_entrypoint(image)
         await self._await_health(image)
@@ -498,7 +628,9 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         request = self._request("", user=image.user)
 
         def run(argv: Sequence[str]) -> Awaitable[PipedCommand]:
-            return self._open(request._replace(command=shlex.join(argv), argv=tuple(argv), joins_outputs=True))
+            return self._running().open(
+                request._replace(command=shlex.join(argv), argv=tuple(argv), joins_outputs=True)
+            )
 
         self._entrypoint = Entrypoint(image.entrypoint, self.trial_paths.trial_dir / "entrypoint.log")
         await self._entrypoint.start(run)
@@ -522,7 +654,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
         async def check(limit_sec: float) -> tuple[int, str]:
             try:
-                finished = await self._run(request, limit_sec, None)
+                finished = await self._running().run(request, timeout_sec=limit_sec)
             except SandboxTimeoutError:
                 return -1, f"no answer within {limit_sec:g} s"
             except SandboxLostError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from harbor_gym._runtime import harbor_versions, rootless
 from harbor_gym._runtime.cache import require_cache
 from harbor_gym._runtime.disks import require_temporary
-from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
+from harbor_gym._runtime.errors import HarborGymError, MissingDependencyError, UsageError
 from harbor_gym.sandboxes.extensions import SupportsSharedSetup
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
         return
     path, _, class_name = _OWN[name].partition(":")
     kind = getattr(importlib.import_module(path), class_name)
-    known = {
+    own: set[str] = set(kind.own_options.model_fields)
+    known = own | {
         parameter.name
         for base in inspect.getmro(kind)
         if "__init__" in vars(base)
@@ -187,8 +188,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     }
     for option in sorted(set(options) - known):
         near = difflib.get_close_matches(option, known, n=3)
-        own = sorted(set(inspect.signature(kind.__init__).parameters) - {"self", "args", "kwargs"})
-        hint = f"did you mean {' or '.join(near)}?" if near else f"its own are {', '.join(own)}"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"its own are {', '.join(sorted(own))}"
         raise UsageError(f"sandbox {name!r} has no option {option!r}; {hint}")
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
-from harbor_gym.errors import SandboxError, SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError
+from harbor_gym.sandboxes.tools import limited
 
 _OUTPUT_TAIL_CHARACTERS = 4000
-_OF_VERIFIERS = "__verifier__"
+OF_VERIFIERS = "__verifier__"
 """Harbor writes it into the session ids of separate verifiers' sandboxes."""
 
 
 def is_of_verifier(session_id: str) -> bool:
     """Return whether a sandbox is a separate verifier's, for which no set-up command runs."""
-    return _OF_VERIFIERS in session_id
+    return OF_VERIFIERS in session_id
 
 
 @contextlib.asynccontextmanager
@@ -25,14 +25,9 @@ async def setting_up(timeout_sec: float) -> AsyncGenerator[None]:
     Raises:
         SandboxStartError: The time was up, or the sandbox failed.
     """
-    scope = asyncio.timeout(timeout_sec)
     try:
-        async with scope:
+        async with limited(timeout_sec, lambda: "setup_command"):
             yield
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        raise SandboxStartError(f"setup_command took longer than {timeout_sec:g} s (build_timeout_sec)") from None
     except SandboxStartError:
         raise
     except SandboxError as exc:

@@ -6,11 +6,12 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from harbor_gym._runtime.processes import start_process, tool_environment
 from harbor_gym._runtime.rootless import USER_NAMESPACE, build_environment
+from harbor_gym.sandboxes.errors import SandboxStartError
 
 _END_GRACE_SEC = 3.0
 _ERROR_TAIL_LINES = 25
@@ -28,6 +29,27 @@ _STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: .*\n", re.MULTILINE)
 
 TIMED_OUT = 124
 """The exit status of a tool that timed out, as in timeout(1)."""
+
+
+@contextlib.asynccontextmanager
+async def limited(limit_sec: float, stage: Callable[[], str]) -> AsyncGenerator[None]:
+    """Limit the time of a part of a sandbox's preparation.
+
+    Args:
+        limit_sec: The limit in seconds, a task's ``build_timeout_sec``.
+        stage: Returns what the block is doing when the time is up, as the beginning of the error.
+
+    Raises:
+        SandboxStartError: The time was up.
+    """
+    scope = asyncio.timeout(limit_sec)
+    try:
+        async with scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise SandboxStartError(f"{stage()} took longer than {limit_sec:g} s (build_timeout_sec)") from None
 
 
 def tied() -> tuple[str, ...]:
@@ -125,6 +147,10 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             async with asyncio.timeout(_END_GRACE_SEC):
                 await process.communicate()
                 return
+
+
+class DockerfileError(SandboxStartError):
+    """A Dockerfile does not build: the same one fails again, unless what it fetches is reached later."""
 
 
 def build_failure(path: Path, output: str, *, step: str = "", line: int = 0, why: str = "") -> str:

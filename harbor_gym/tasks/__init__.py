@@ -5,7 +5,7 @@ from harbor_gym._runtime.shipped import shipped_tasks
 from harbor_gym.tasks.directories import find_tasks
 from harbor_gym.tasks.instructions import read_instruction
 from harbor_gym.tasks.order import TaskOrder
-from harbor_gym.tasks.resolve import SourcedTask, resolve_tasks
+from harbor_gym.tasks.resolve import SourcedTask, TaskSource, resolve_tasks
 from harbor_gym.tasks.selection import filter_tasks, split_tasks
 from harbor_gym.tasks.specs import DirectorySpec, GitSpec, RegistrySpec, parse_spec
 
@@ -15,6 +15,7 @@ __all__ = [
     "RegistrySpec",
     "SourcedTask",
     "TaskOrder",
+    "TaskSource",
     "filter_tasks",
     "find_tasks",
     "parse_spec",

@@ -1,12 +1,14 @@
 """Find the tasks at a path."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.errors import UsageError
 
 
-def find_tasks(paths: list[Path]) -> list[Path]:
+def find_tasks(paths: Iterable[StrPath]) -> list[Path]:
     """Return the task directories at ``paths``: each path itself, or those directly inside it, by name; none twice.
 
     ``task:NAME`` is a shipped task.
@@ -17,7 +19,7 @@ def find_tasks(paths: list[Path]) -> list[Path]:
     return list(dict.fromkeys(task for path in paths for task in _tasks_at(path)))
 
 
-def _tasks_at(path: Path) -> list[Path]:
+def _tasks_at(path: StrPath) -> list[Path]:
     path = resolve_shipped(path)
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory; give a task directory or a directory of tasks")

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.errors import TaskError
 from harbor_gym.tasks.links import require_own_files
 from harbor_gym.tasks.resolve import SourcedTask
 
 
-def read_instruction(task: str | Path | SourcedTask, *, step: int = 1) -> str:
+def read_instruction(task: StrPath | SourcedTask, *, step: int = 1) -> str:
     """Return a task's instruction from its files, without Harbor's canary lines. Reads small files; blocks.
 
     It equals ``info["instruction"]`` of ``reset``, except for text that needs the sandbox: the list of its skills, and

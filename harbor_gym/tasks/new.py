@@ -6,7 +6,7 @@ from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 
-from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.files import StrPath, replace_text
 from harbor_gym.errors import UsageError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -28,7 +28,7 @@ class TaskKind(StrEnum):
     """The verifier has a sandbox of its own."""
 
 
-def write_task(folder: Path, kind: TaskKind = TaskKind.SINGLE, *, org: str = "example") -> Path:
+def write_task(folder: StrPath, kind: TaskKind = TaskKind.SINGLE, *, org: str = "example") -> Path:
     """Write a small task that can be run, checked and changed; return its folder.
 
     Args:
@@ -39,10 +39,14 @@ def write_task(folder: Path, kind: TaskKind = TaskKind.SINGLE, *, org: str = "ex
     Raises:
         UsageError: The folder is not empty, or a name can't be a task's.
     """
+    folder = Path(folder)
     name = folder.resolve().name
     for word in (name, org):
         if not _NAME.fullmatch(word):
-            raise UsageError(f"{word!r} can't be a task's name: use small letters, digits, - and _")
+            raise UsageError(
+                f"{word!r} can't be a task's name: use at most 64 small letters, digits, - and _, "
+                "with a letter or a digit first"
+            )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; choose another name")
     try:

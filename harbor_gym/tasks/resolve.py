@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
-from harbor_gym._runtime.files import why_unreadable
+from harbor_gym._runtime.files import StrPath, why_unreadable
 from harbor_gym._runtime.processes import tool_environment
 from harbor_gym.errors import HarborGymError, TaskSourceError, UsageError
 from harbor_gym.tasks.directories import find_tasks
@@ -47,12 +48,16 @@ class SourcedTask:
     """The git commit it was taken from."""
 
 
+type TaskSource = StrPath | SourcedTask
+"""A source as :func:`parse_spec` reads it, or an already resolved task, which is taken as it is."""
+
+
 async def resolve_tasks(
-    sources: Iterable[str | Path | SourcedTask],
+    sources: TaskSource | Iterable[TaskSource],
     *,
-    registry_path: Path | None = None,
+    registry_path: StrPath | None = None,
     registry_url: str | None = None,
-    download_dir: Path | None = None,
+    download_dir: StrPath | None = None,
 ) -> list[SourcedTask]:
     """Return the tasks of the sources, in their order and none twice; fetch those that aren't here yet.
 
@@ -60,7 +65,7 @@ async def resolve_tasks(
     that is already there needs no network. A branch or tag is looked up each time.
 
     Args:
-        sources: As :func:`parse_spec` reads them; an already resolved task is taken as it is.
+        sources: One source, or several.
         registry_path: A ``registry.json`` to look registry names up in.
         registry_url: The address of one. With neither, ``org/name`` is looked up in Harbor's registry.
         download_dir: The folder for fetched tasks instead of Harbor's cache.
@@ -69,8 +74,10 @@ async def resolve_tasks(
         UsageError: A source can't be read, or a directory holds no task.
         TaskSourceError: A repository or registry can't be reached, or has no such task.
     """
+    registry = None if registry_path is None else Path(registry_path)
+    target = None if download_dir is None else Path(download_dir)
     tasks: list[SourcedTask] = []
-    for source in sources:
+    for source in [sources] if isinstance(sources, str | os.PathLike | SourcedTask) else sources:
         if isinstance(source, SourcedTask):
             tasks.append(source)
             continue
@@ -78,10 +85,10 @@ async def resolve_tasks(
             case DirectorySpec(path):
                 found = [(task, None) for task in find_tasks([path])]
             case GitSpec() as spec:
-                found = await _from_git(spec, download_dir)
+                found = await _from_git(spec, target)
             case RegistrySpec() as spec:
-                found = await _from_registry(spec, registry_path, registry_url, download_dir)
-        tasks += [await _sourced(path, str(source), commit) for path, commit in found]
+                found = await _from_registry(spec, registry, registry_url, target)
+        tasks += [await _sourced(path, os.fspath(source), commit) for path, commit in found]
     by_path: dict[Path, SourcedTask] = {}
     for task in tasks:
         by_path.setdefault(task.path, task)

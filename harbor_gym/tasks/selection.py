@@ -4,7 +4,8 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from harbor_gym._runtime.files import why_unreadable
 from harbor_gym.errors import TaskError, UsageError
@@ -24,8 +25,8 @@ def filter_tasks(tasks: Sequence[SourcedTask], conditions: Sequence[str]) -> lis
         UsageError: A condition can't be read, or no task is left.
         TaskError: A task.toml can't be read.
     """
-    parsed = [_parse(condition) for condition in conditions]
-    kept = [task for task in tasks if all(_holds(task, *condition) for condition in parsed)]
+    parsed = [Condition.parse(condition) for condition in conditions]
+    kept = [task for task in tasks if all(condition.holds(_look_up(task, condition.key)) for condition in parsed)]
     if tasks and not kept:
         raise UsageError(f"no task of {len(tasks)} matches {' and '.join(conditions)}")
     return kept
@@ -70,17 +71,35 @@ def _lot(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"{seed}/{name}".encode()).digest()
 
 
-def _parse(condition: str) -> tuple[str, bool, frozenset[str]]:
-    match = _CONDITION.fullmatch(condition.strip())
-    if match is None:
-        raise UsageError(f"{condition!r} is no condition; write key=value, key=one,another or key!=value")
-    return match["key"], match["operator"] == "=", frozenset(value.strip() for value in match["values"].split(","))
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition on a value that has a name."""
 
+    key: str
+    """The value's name."""
 
-def _holds(task: SourcedTask, key: str, expected: bool, values: frozenset[str]) -> bool:
-    found = _look_up(task, key)
-    elements: list[Any] = found if isinstance(found, list) else [found]
-    return any(_text(element) in values for element in elements if element is not None) is expected
+    expected: bool
+    """Whether the value has to be one of ``values``, or none of them."""
+
+    values: frozenset[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``key=value``, ``key=one,another`` or ``key!=value``.
+
+        Raises:
+            UsageError: It is none of these.
+        """
+        match = _CONDITION.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is no condition; write key=value, key=one,another or key!=value")
+        values = frozenset(value.strip() for value in match["values"].split(","))
+        return cls(match["key"], match["operator"] == "=", values)
+
+    def holds(self, found: Any) -> bool:
+        """Return whether a value meets the condition: a list equals each of its elements, None equals nothing."""
+        elements: list[Any] = found if isinstance(found, list) else [found]
+        return any(_text(element) in self.values for element in elements if element is not None) is self.expected
 
 
 def _look_up(task: SourcedTask, key: str) -> Any:
@@ -98,4 +117,6 @@ def _look_up(task: SourcedTask, key: str) -> Any:
 
 
 def _text(element: Any) -> str:
-    return str(element).lower() if isinstance(element, bool) else str(element)
+    if isinstance(element, bool):
+        return str(element).lower()
+    return f"{element:g}" if isinstance(element, float) else str(element)

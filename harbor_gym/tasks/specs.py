@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.shipped import is_shipped, resolve_shipped
 from harbor_gym.errors import UsageError
 
@@ -50,7 +51,7 @@ class RegistrySpec:
 type Spec = DirectorySpec | GitSpec | RegistrySpec
 
 
-def parse_spec(text: str | Path) -> Spec:
+def parse_spec(text: StrPath) -> Spec:
     """Read a source of tasks.
 
     A path that exists, and any text that begins with ``.``, ``/`` or ``~``, is a directory. In a git source the path
@@ -61,8 +62,8 @@ def parse_spec(text: str | Path) -> Spec:
     """
     if is_shipped(text):
         return DirectorySpec(resolve_shipped(text))
-    if isinstance(text, Path):
-        return DirectorySpec(text.expanduser())
+    if not isinstance(text, str):
+        return DirectorySpec(Path(text).expanduser())
     if text.startswith(_GIT_PREFIX):
         return _git(text)
     if text.startswith((".", "/", "~")) or (text and Path(text).exists()):

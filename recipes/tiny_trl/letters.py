@@ -16,12 +16,12 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from trl.chat_template_utils import get_training_chat_template
 
 from harbor_gym._runtime.portal import get_portal
-from harbor_gym.adapters.trl import BashHarness, HarborSpec, verified_reward
 from harbor_gym.codecs import HFCodec
 from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
+from harbor_gym.trl import BashHarness, HarborSpec, verified_reward
 from harbor_gym.types import ActionFormat, ChatMessage
 
 LETTERS = "abcd"

@@ -10,7 +10,7 @@ from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from harbor_gym.adapters.trl import HarborSpec
+from harbor_gym.trl import HarborSpec
 
 from .engine import CompletionsEngine
 from .letters import SETTINGS, make_letter_policy, write_letter_task

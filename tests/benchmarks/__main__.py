@@ -1,37 +1,37 @@
-"""Measurements that the project is developed with: ``make bench ARGS="truth --env local"``.
-
-``harbor-gym bench`` has those that a user compares machines with: ``step``, ``reset`` and ``episode``.
-"""
+"""Measurements of the terminal, of sandboxes and of whole episodes: ``make bench ARGS="step --env local"``."""
 
 import asyncio
 import contextlib
 import json
+import sys
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym.bench.report import BenchReport
-from harbor_gym.bench.sandbox import started_environment
-from harbor_gym.cli.bench import BenchEnv, measuring, print_report, show_progress
 from harbor_gym.cli.exits import run_and_exit
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainGroup
 from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_name, quiet_harbor
+from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
-from tests.benchmarks import concurrency, executors, fork, singularity, vector
+from tests.benchmarks import concurrency, episode, executors, fork, memory, reset, singularity, size, vector
 from tests.benchmarks.everything import bench_everything
 from tests.benchmarks.gateway import measure as gateway
+from tests.benchmarks.report import BenchReport, format_fields
+from tests.benchmarks.sandbox import started_environment
 from tests.benchmarks.scale import fleet, soak
+from tests.benchmarks.steps import bench_steps, format_table
 from tests.benchmarks.truth import measure as truth
 from tests.benchmarks.truth.sessions import make_sessions
 from tests.helpers.engines import use_unpacked_engines
+from tests.helpers.paths import ROOT
 
 benchmarks = typer.Typer(
     cls=PlainGroup,
-    help="Measure what `harbor-gym bench` does not.",
+    help="Measure the terminal, sandboxes and episodes, side by side with Harbor's own.",
     no_args_is_help=True,
     add_completion=False,
     context_settings=HELP_NAMES,
@@ -39,10 +39,31 @@ benchmarks = typer.Typer(
     rich_markup_mode=None,
 )
 
+BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `harbor-gym check` takes it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one object.")]
 
-def format_fields(report: BenchReport) -> str:
-    """Return a report without rows for people: a line for each field."""
-    return plain_table((), [(name, str(value)) for name, value in report.as_object().items()])
+
+def print_report[R: BenchReport](report: R, format_report: Callable[[R], str], as_json: bool) -> None:
+    """Print a report, and exit with ``FAILED`` if one of its results was wrong."""
+    echo(json.dumps(report.as_object(), indent=2) if as_json else format_report(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+def show_progress(what: str, done: int, total: int) -> None:
+    """Show a counter on stderr, if that is a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{done}/{total} {what}" + "\n" * (done == total))
+        sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def measuring(*envs: str) -> Generator[None]:
+    """Check that sandboxes can start here, then run the block; errors are one line, and Harbor logs nothing."""
+    with one_line_errors(), quiet_harbor():
+        for env in envs:
+            preflight_by_name(env)
+        yield
 
 
 @benchmarks.command("all")
@@ -59,6 +80,71 @@ def run_all(
     echo(json.dumps(report, indent=1))
 
 
+@benchmarks.command("step")
+def run_step(
+    env: BenchEnv = "local",
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every step is taken in every terminal.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Time single steps over each transport and with Harbor's TmuxSession, in one sandbox, taking turns."""
+    with measuring(env):
+        show = partial(show_progress, "repetitions", total=repeat)
+        report = asyncio.run(bench_steps(env, repeat=repeat, on_progress=show))
+    print_report(report, format_table, as_json)
+
+
+@benchmarks.command("reset")
+def run_reset(
+    env: BenchEnv = "local",
+    at_once: Annotated[
+        list[int] | None, typer.Option(min=2, help="Sandboxes at once, repeatable. [default: 8, and 64 for local]")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that a single sandbox is measured.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Time create, first prompt and close; from a warm pool too; beside the sandbox's own peers."""
+    with measuring(env):
+        fleets = at_once or ([8, 64] if env == "local" else [8])
+        report = asyncio.run(reset.bench_reset(env, at_once=fleets, repeat=repeat))
+    print_report(report, reset.format_reset, as_json)
+
+
+@benchmarks.command("episode")
+def run_episode(
+    env: BenchEnv = "local",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of ours.")] = 64,
+    at_once: Annotated[int, typer.Option(min=1, help="Episodes that run at the same time.")] = 16,
+    harbor_episodes: Annotated[
+        int, typer.Option(min=0, help="Episodes of Harbor's Terminus-2 session on Docker, for comparison; 0 is none.")
+    ] = 0,
+    phases: Annotated[
+        int, typer.Option(min=0, help="Episodes one after the other, whose phases are measured (Linux); 0 is none.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run a scripted episode of five steps with its verifier, many at once, and count episodes a minute."""
+    with measuring(*{env, *(["docker"] if harbor_episodes else [])}):
+        report = asyncio.run(
+            episode.bench_episode(
+                env, episodes=episodes, at_once=at_once, harbor_episodes=harbor_episodes, phase_episodes=phases
+            )
+        )
+    print_report(report, episode.format_episodes, as_json)
+
+
+@benchmarks.command("memory")
+def run_memory(
+    env: BenchEnv = "local",
+    count: Annotated[int, typer.Option(min=1, help="Environments of devops_task, all at their first screen.")] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the memory of one more idle environment: in this process, and in its sandbox on this machine."""
+    with measuring(env):
+        config = TerminalEnvConfig(task_dir=ROOT / "tasks/devops_task", sandbox=env)
+        idle = asyncio.run(memory.measure_idle_memory(config, count=count))
+    print_report(idle, memory.format_idle, as_json)
+
+
 @benchmarks.command("truth")
 def run_truth(
     env: BenchEnv = "local",
@@ -71,7 +157,7 @@ def run_truth(
     limit_sec: Annotated[
         float | None, typer.Option(min=1.0, help="No session begins after so many seconds; those are left out.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Judge each return of the terminal by the pane's later output, in many programs.
 
@@ -112,7 +198,7 @@ def run_concurrency(
     terminals: Annotated[int, typer.Option(min=1, help="Terminals at once, each in a sandbox of its own.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Steps that each terminal takes.")] = 10,
     transport: Annotated[str | None, typer.Option(help="Force a transport; by default the terminal chooses.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take steps in many terminals at once: none may be lost, and the event loop must stay free."""
     with measuring(env):
@@ -129,7 +215,7 @@ def run_fork(
     cycles: Annotated[
         int | None, typer.Option(min=1, help="Make and close so many copies in turn instead; count what is left.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time a snapshot, a copy and many at once of a running episode, and look at the state of each copy."""
     if cycles is not None:
@@ -148,7 +234,7 @@ def run_vector(
     env: BenchEnv = "local",
     num_envs: Annotated[int, typer.Option(min=2, max=100, help="Sub-environments at once.")] = 32,
     repeat: Annotated[int, typer.Option(min=1, help="Times that each kind of step is taken.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Step many sub-environments of `gym.make_vec` at once, and a single one in between."""
     with measuring(env):
@@ -156,11 +242,31 @@ def run_vector(
     print_report(report, format_fields, as_json)
 
 
+@benchmarks.command("size")
+def run_size(
+    env: BenchEnv = "local",
+    kinds: Annotated[
+        list[str] | None, typer.Option("--part", help=f"{', '.join(size.KINDS)}; may be repeated. [default: all]")
+    ] = None,
+    sizes: Annotated[
+        list[int] | None, typer.Option("--files", min=1, help="Files of a part. [default: 200, 2000 and 20000]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play episodes of tasks of which one part is large, and tell how each figure grows with that part."""
+    if unknown := set(kinds or ()).difference(size.KINDS):
+        raise typer.BadParameter(f"a task has no part {', '.join(unknown)}; there are: {', '.join(size.KINDS)}")
+    with measuring(env):
+        chosen, files = kinds or list(size.KINDS), sizes or [200, 2_000, 20_000]
+        report = asyncio.run(size.bench_size(env, kinds=chosen, sizes=files, on_progress=partial(echo, err=True)))
+    print_report(report, size.format_size, as_json)
+
+
 @benchmarks.command("singularity")
 def run_singularity(
     at_once: Annotated[int, typer.Option(min=2, help="Sandboxes at once.")] = 8,
     repeat: Annotated[int, typer.Option(min=1, help="Resets, and repetitions of every step.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time resets and steps of apptainer sandboxes beside Harbor's own singularity, on one image, taking turns."""
     with measuring("apptainer"):
@@ -179,7 +285,7 @@ def run_gateway(
     ] = None,
     litellm: Annotated[bool, typer.Option("--litellm", help="Measure litellm's client too.")] = False,
     relay: Annotated[bool, typer.Option("--relay", help="Measure Harbor's inference relay too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time growing conversations through the gateway, and the same with the sampler alone, at a fixed rate."""
     with one_line_errors():
@@ -201,7 +307,7 @@ def run_scale(
     env: BenchEnv = "local",
     sandboxes: Annotated[int, typer.Option(min=1, help="Sandboxes that are live at the same time.")] = 64,
     starts_at_once: Annotated[int, typer.Option(min=1, help="Sandboxes that start at the same time.")] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Hold many live sandboxes: time to the first prompt, event-loop lag, memory, time to close, none lost."""
     with measuring(env):
@@ -218,7 +324,7 @@ def run_soak(
         float, typer.Option(min=0.0, max=1.0, help="Share that is cancelled, killed, or fills its disk.")
     ] = 0.1,
     seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run short episodes with failures thrown in: each accounted for, and nothing left at the end."""
     with measuring(env):
@@ -238,7 +344,7 @@ def run_executors(
     kinds: Annotated[
         list[ExecutorKind] | None, typer.Option("--executor", help="Only these; may be repeated. [default: all]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play groups of short episodes in this process, in others, and by Ray's workers."""
     with measuring(env):
@@ -253,7 +359,7 @@ def run_trl(
     slots: Annotated[int, typer.Option(min=1, help="Environments of a training step.")] = 16,
     start_delay_sec: Annotated[float, typer.Option(min=0.0, help="How much later each local sandbox starts.")] = 2.0,
     resets: Annotated[int, typer.Option(min=0, help="Then reset so often and count what is left; 0 does not.")] = 640,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time a training step's calls of TRL's environments, ours and those of TRL's own module for Harbor."""
     from tests.benchmarks import trl  # the other benchmarks run without it

@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import override
 
-from harbor_gym.bench.implementations import terminal_config
-from harbor_gym.bench.report import BenchReport, percentile
-from harbor_gym.bench.sandbox import PROMPT, started_environment
-from harbor_gym.errors import HarborGymError
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.terminal import Terminal, open_terminal
 from harbor_gym.types import Command
+from tests.benchmarks.report import BenchReport, percentile
+from tests.benchmarks.sandbox import PROMPT, started_environment
+from tests.benchmarks.steps import terminal_config
 
 _TICK_SEC = 0.01
 _STARTS_AT_ONCE = 8
@@ -75,17 +75,14 @@ async def bench_concurrency(
     run = _Run(sandbox, steps, transport, asyncio.Barrier(terminals + 1), asyncio.Semaphore(_STARTS_AT_ONCE))
     lags: list[float] = []
     started = time.perf_counter()
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_live(number, run)) for number in range(terminals)]
-            await run.barrier.wait()
-            start_sec, started = time.perf_counter() - started, time.perf_counter()
-            watch = group.create_task(watch_loop(lags))
-            await run.barrier.wait()
-            wall_sec = time.perf_counter() - started
-            watch.cancel()
-    except* HarborGymError as errors:
-        raise _first(errors) from errors
+    async with task_group() as group:
+        tasks = [group.create_task(_live(number, run)) for number in range(terminals)]
+        await run.barrier.wait()
+        start_sec, started = time.perf_counter() - started, time.perf_counter()
+        watch = group.create_task(watch_loop(lags))
+        await run.barrier.wait()
+        wall_sec = time.perf_counter() - started
+        watch.cancel()
     results = [result for task in tasks for result in task.result()]
     durations = [result.seconds * 1000 for result in results]
     return ConcurrencyReport(
@@ -152,12 +149,3 @@ async def watch_loop(lags: list[float]) -> None:
         started = time.perf_counter()
         await asyncio.sleep(_TICK_SEC)
         lags.append(time.perf_counter() - started - _TICK_SEC)
-
-
-def _first(errors: BaseExceptionGroup[HarborGymError]) -> HarborGymError:
-    """Return one of the errors: siblings that were cancelled for it, or failed likewise, add nothing."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, HarborGymError)
-    return error

@@ -15,9 +15,6 @@ from tests.helpers.paths import ROOT
 FORMAT = 1
 """Version of the report."""
 
-_USERS = ("step", "reset", "episode")
-"""Those that are commands of the package."""
-
 _MOST_AT_ONCE = 64
 _SHOWN_CHARS = 2000
 
@@ -68,8 +65,7 @@ def _commands(sandbox: str, scale: int) -> dict[str, Sequence[str]]:
 
 
 def _run(name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    program = ("harbor_gym", "bench") if name in _USERS else ("tests.benchmarks",)
-    command = [sys.executable, "-m", *program, name, *arguments, "--json"]
+    command = [sys.executable, "-m", "tests.benchmarks", name, *arguments, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr or done.stdout).strip()[-_SHOWN_CHARS:]

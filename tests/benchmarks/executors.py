@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym.bench.report import BenchReport
-from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.cluster import open_executor
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.types import ExecutorKind
+from tests.benchmarks.report import BenchReport
+from tests.benchmarks.sandbox import bench_task
 
 _CALLS = 50
 

@@ -16,11 +16,11 @@ from typing import override
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.procfs import size_bytes
-from harbor_gym.bench.report import BenchReport, percentile
-from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local import criu
 from harbor_gym.types import ForkMode
+from tests.benchmarks.report import BenchReport, percentile
+from tests.benchmarks.sandbox import bench_task
 from tests.benchmarks.scale.holdings import fill_executor, take_holdings, take_settled_holdings
 
 _FIRST_CYCLES = 5

@@ -20,17 +20,25 @@ from typing import TYPE_CHECKING, Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.procfs import PROC, descendants, read_stat
-from harbor_gym.bench.implementations import HARBOR, PERSISTENT, HarborTerminal, Implementation, OurTerminal
-from harbor_gym.bench.report import BenchReport, StepReport, summarize
-from harbor_gym.bench.reset import OURS, ResetRow, ResetSample, hold_ours, measure_in_turn
-from harbor_gym.bench.sandbox import BENCH_DOCKERFILE, ExecCounter, bench_task, started_environment
-from harbor_gym.bench.steps import take_turns
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from harbor_gym.sandboxes.apptainer.programs import find_runtime
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
 from harbor_gym.sandboxes.tools import run_tool, tail
+from tests.benchmarks.report import BenchReport
+from tests.benchmarks.reset import OURS, ResetRow, ResetSample, hold_ours, measure_in_turn
+from tests.benchmarks.sandbox import BENCH_DOCKERFILE, ExecCounter, bench_task, started_environment
+from tests.benchmarks.steps import (
+    HARBOR,
+    PERSISTENT,
+    HarborTerminal,
+    Implementation,
+    OurTerminal,
+    StepReport,
+    summarize,
+    take_turns,
+)
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment

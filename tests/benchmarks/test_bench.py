@@ -1,25 +1,30 @@
 """The benchmarks: their verdicts, counts and sums, and that they run. No figure is a verdict here."""
 
 import json
-import subprocess
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harbor_gym.bench.implementations import HARBOR, PERSISTENT, PORTABLE, TRANSPORTS
-from harbor_gym.bench.report import Sample, StepReport, format_table, percentile, summarize
-from harbor_gym.bench.reset import OURS, POOL
-from harbor_gym.bench.sandbox import ExecCounter, started_environment
-from harbor_gym.bench.scenarios import LIST, ROWS, SIX, Step, make_scenarios
 from harbor_gym.errors import SandboxStartError, UsageError
+from tests.benchmarks.report import percentile
+from tests.benchmarks.reset import OURS, POOL
+from tests.benchmarks.sandbox import ExecCounter, started_environment
+from tests.benchmarks.scenarios import LIST, ROWS, SIX, Step, make_scenarios
+from tests.benchmarks.steps import (
+    HARBOR,
+    PERSISTENT,
+    PORTABLE,
+    TRANSPORTS,
+    Sample,
+    StepReport,
+    format_table,
+    summarize,
+)
 from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
-from tests.unit.house.test_cli import run
 
 ROW_KEYS = {"row", "implementation", "median_ms", "p95_ms", "correct", "of", "execs_per_step"}
 
@@ -251,9 +256,8 @@ def test_a_wrong_observation_fails_the_command_whose_report_is_shown_all_the_sam
     assert done.stdout.splitlines()[-1] == "wrong         6"
 
 
-@pytest.mark.parametrize("measure", [partial(run, "bench", "step"), partial(run_benchmark, "concurrency")])
-def test_misuse_is_one_line_and_exit_code_2(measure: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = measure("--env", "dockr")
+def test_misuse_is_one_line_and_exit_code_2() -> None:
+    done = run_benchmark("step", "--env", "dockr")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "did you mean docker" in done.stderr
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from harbor_gym._runtime.procfs import descendants
-from harbor_gym.bench.episode import EpisodeReport, EpisodeRow, format_episodes
-from harbor_gym.bench.memory import pss_bytes
-from harbor_gym.bench.reset import HARBOR, OURS, POOL, ResetReport, ResetRow, format_reset
+from tests.benchmarks.episode import EpisodeReport, EpisodeRow, format_episodes
+from tests.benchmarks.memory import pss_bytes
+from tests.benchmarks.reset import HARBOR, OURS, POOL, ResetReport, ResetRow, format_reset
+from tests.benchmarks.size import KINDS, SizeReport, SizeRow, format_size
 from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.engines import require_engine
-from tests.unit.house.test_cli import run
 
 
 def row(way: str, at_once: int = 1, *, ready_ms: float = 50.0, close_ms: float = 10.0, **more: float) -> ResetRow:
@@ -63,7 +63,7 @@ def test_memory_is_counted_of_what_runs_below_this_process() -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_episodes_are_timed_by_their_phases() -> None:
     require_engine("local")
-    done = run("bench", "episode", "--env", "local", "--episodes", "2", "--at-once", "2", "--phases", "2", "--json")
+    done = run_benchmark("episode", "--env", "local", "--episodes", "2", "--at-once", "2", "--phases", "2", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     (ours,) = report["rows"]
@@ -105,8 +105,32 @@ def test_copies_that_are_made_and_closed_in_turn_leave_nothing() -> None:
 def test_harbors_own_session_runs_the_same_script_on_docker() -> None:
     require_engine("docker")
     require_engine("local")
-    done = run("bench", "episode", "--episodes", "1", "--at-once", "1", "--harbor-episodes", "1", "--json")
+    done = run_benchmark("episode", "--episodes", "1", "--at-once", "1", "--harbor-episodes", "1", "--json")
     assert done.returncode == 0, done.stderr
     ours, theirs = json.loads(done.stdout)["rows"]
     assert (ours["failed"], theirs["failed"]) == (0, 0)
     assert theirs["median_sec"] > 5.0, "Terminus-2 sleeps its five durations of a second"
+
+
+def size_row(kind: str, files: int, ms: float) -> SizeRow:
+    return SizeRow(kind, files, 2_000.0, ms, ms, 0.0, 1.0, 1.0, 60.0)
+
+
+def test_growth_is_a_power_of_the_files_of_the_part_that_grew() -> None:
+    rows = [size_row("tests", 10, 5.0), size_row("tests", 100, 9.0), size_row("tests", 1000, 500.0)]
+    report = SizeReport("local", [*rows, size_row("output", 10, 5.0)])
+    powers = {"cold_ms": 0.0, "warm_ms": 1.0, "grading_ms": 1.0, "close_ms": 0.0, "stop_ms": 0.0}
+    assert report.exponents() == {"tests": powers}
+    assert "tests: cold +0.00, warm +1.00, grading +1.00, close +0.00, stop +0.00" in format_size(report)
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_a_task_grows_in_each_of_its_parts() -> None:
+    require_engine("local")
+    done = run_benchmark("size", "--files", "150", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["kind"], row["files"]) for row in rows] == [(kind, 150) for kind in KINDS]
+    assert all(row["warm_ms"] > 0 and row["grading_ms"] > 0 for row in rows)

@@ -6,9 +6,9 @@ from typing import Any, override
 
 import pytest
 
-from harbor_gym.bench.memory import measure_idle_memory
-from harbor_gym.sandboxes.local import cgroups
+from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.testing import FakeEnvironment
+from tests.benchmarks.memory import measure_idle_memory
 from tests.benchmarks.scale import SoakReport, bench_scale, bench_soak, holdings
 from tests.benchmarks.scale.holdings import Holdings, take_holdings
 from tests.benchmarks.scale.soak import format_soak

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.bench.implementations import HARBOR, PERSISTENT
-from harbor_gym.bench.report import Sample, summarize
-from harbor_gym.bench.reset import OURS, ResetRow
-from harbor_gym.bench.scenarios import LIST
+from tests.benchmarks.reset import OURS, ResetRow
+from tests.benchmarks.scenarios import LIST
 from tests.benchmarks.singularity import MemoryRow, SingularityReport, format_singularity
+from tests.benchmarks.steps import HARBOR, PERSISTENT, Sample, summarize
 from tests.helpers.paths import ROOT
 
 

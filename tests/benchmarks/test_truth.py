@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from harbor_gym.terminal import Screen
 from tests.benchmarks.truth import measure as truth
-from tests.benchmarks.truth.measure import Taken, TruthReport, TruthRun, Verdict, format_taken, format_truth
+from tests.benchmarks.truth.measure import (
+    Taken,
+    TruthReport,
+    TruthRun,
+    Verdict,
+    as_observed,
+    format_taken,
+    format_truth,
+)
 from tests.benchmarks.truth.sessions import Session, TruthStep, make_sessions
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
@@ -55,6 +64,12 @@ def test_a_session_is_a_row_of_a_table_that_grows() -> None:
         "  late  portable  fzf: '7' '> '",
         "  portable fzf: 1 lost",
     ]
+
+
+def test_a_later_screen_is_compared_as_an_observation_shows_it() -> None:
+    """Else a return whose output the witness reads a moment later is early wherever a program drew lines."""
+    screen = Screen(80, 4, ("\x1b[1mKi\x0ell\x0fed\x1b[0m  ", "$ ", "", ""), 1, 2, True, False)
+    assert as_observed(screen) == ["Killed", "$"]
 
 
 @pytest.mark.local
@@ -108,5 +123,5 @@ def test_ctrl_c_prints_the_report() -> None:
         process.send_signal(signal.SIGINT)
         printed, more = process.communicate()
     assert line == "1/2      portable    5 steps   exec bash                    right\n"
-    assert (process.returncode, more) == (130, "")
+    assert (process.returncode, more) == (130, "interrupted\n")
     assert printed.endswith("not taken to their end (1): persistent exec bash\n")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import override
 
 from harbor_gym.adapters.gymnasium import HarborTerminalVectorEnv
-from harbor_gym.bench.report import BenchReport, percentile
-from harbor_gym.bench.sandbox import bench_task
+from tests.benchmarks.report import BenchReport, percentile
+from tests.benchmarks.sandbox import bench_task
 
 _SLEEP = "sleep 0.3; echo slept-{number}\n"
 _LS = "ls /srv/bench/{number}\n"

@@ -3,7 +3,12 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-AGENTS = frozenset({"harbor-gateway", "nemo-gym-agent", "skyrl-agent", "tinker-agent", "verifiers-agent", "verl-agent"})
+AGENTS = frozenset(
+    {
+        *("harbor-gateway", "nemo-gym-agent", "skyrl-agent", "tinker-agent", "trl-async-agent", "verifiers-agent"),
+        "verl-agent",
+    }
+)
 """Where a foreign agent is the loop. It begins a new conversation in each step: Harbor runs it anew."""
 
 VERIFIERS = frozenset({"verifiers", "verifiers-agent"})
@@ -31,6 +36,10 @@ DIFFERENCES: Mapping[str, Difference] = {
     "a key that is refused": Difference(VERIFIERS, "verifiers'"),
     "thinking quoted in a command": Difference({"tinker", "tinker-agent"}, "tinker-cookbook's renderers'"),
     "a refusal of the engine": Difference({"tinker", "tinker-agent", "trl"}, "tinker-cookbook's and TRL's"),
+    "one conversation an episode": Difference(
+        {"nemo-gym", "nemo-gym-server", "openenv-server", "gymnasium", "skyrl", "trl", "verifiers", "verl"},
+        "the trainer's",
+    ),
     "limits in tokens": Difference({"gymnasium"}, "the loop's around it"),
 }
 """By name."""

@@ -4,13 +4,12 @@ import asyncio
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import Any, override
 
 import pytest
 
 from harbor_gym.errors import SandboxStartError, UsageError
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
-from harbor_gym.sandboxes.local import cgroups
+from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.testing import (
     SANDBOX_BEHAVIOURS,
     ConformanceError,
@@ -20,6 +19,7 @@ from harbor_gym.testing import (
     Verdict,
     check_sandbox,
 )
+from tests.helpers.bases import ensure_base_tar
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.rootless import rootless_user, run_as
@@ -30,7 +30,7 @@ from tests.unit.house.test_cli import run
 
 AT_ONCE = 8
 _SOCKETS = "socket_buffers_end_at_the_sandboxs_own_limit"
-"""Needs a control group, which an ordinary user and Apptainer may not have."""
+"""Needs a control group, which an ordinary user may not have."""
 BROKEN_AT_ONCE = 6
 """They mostly wait for events that never come."""
 
@@ -61,15 +61,17 @@ async def test_every_kind_shows_every_behaviour_but_its_known_failures(sandbox: 
     assert len(report.outcomes) == len(SANDBOX_BEHAVIOURS)
     if sandbox in ("local", "apptainer"):
         lacking = {item.name for item in report.outcomes if item.verdict is not Verdict.PASSED}
-        assert lacking <= ({_SOCKETS} if sandbox == "apptainer" or "memory" not in cgroups.places() else set()), report
+        assert lacking <= (set() if "memory" in cgroups.places() else {_SOCKETS}), report
 
 
-@pytest.mark.local
+@pytest.mark.parametrize(
+    "sandbox", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("local", "apptainer")]
+)
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
-async def test_an_ordinary_users_local_sandbox_shows_every_behaviour() -> None:
+async def test_an_ordinary_users_sandbox_shows_every_behaviour(sandbox: str) -> None:
     base = await ensure_base_tar()
-    command = [sys.executable, "-m", "harbor_gym", "check-sandbox", "--env", "local", "--json", "--concurrency", "8"]
+    command = [sys.executable, "-m", "harbor_gym", "check-sandbox", "--env", sandbox, "--json", "--concurrency", "8"]
 
     def check() -> subprocess.CompletedProcess[str]:
         with rootless_user() as (user, home):
@@ -134,11 +136,19 @@ async def test_a_record_that_is_out_of_date_is_a_failure() -> None:
         report.raise_for_failures()
 
 
-async def test_a_name_that_is_no_behaviours_is_refused() -> None:
+class Unstartable(FakeEnvironment):
+    """A sandbox that no check may start."""
+
+    @override
+    async def start(self, *_: Any, **__: Any) -> None:
+        pytest.fail("it was started")
+
+
+async def test_a_name_that_is_no_behaviours_is_refused_before_a_sandbox_is_started() -> None:
     with pytest.raises(UsageError, match="no_such_thing"):
-        await check_sandbox(FakeEnvironment, only=["no_such_thing"])
+        await check_sandbox(Unstartable, only=["no_such_thing"])
     with pytest.raises(UsageError, match="nor_this"):
-        await check_sandbox(FakeEnvironment, known_failures={"nor_this": "why"})
+        await check_sandbox(Unstartable, known_failures={"nor_this": "why"})
 
 
 async def test_a_sandbox_that_does_not_start_is_no_report() -> None:

@@ -53,7 +53,7 @@ from harbor_gym.errors import (
     VerifierError,
 )
 from harbor_gym.rollout import Sample, run_episode
-from harbor_gym.sandboxes.local import cgroups
+from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import TokenStep
 from tests.helpers.harbor_trials import COMPLETE
@@ -394,7 +394,8 @@ async def test_row_25_a_busy_policy_leaves_the_other_processors_free(tmp_path: P
     if "cpu" not in cgroups.places() or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two processors, and control groups: start the container with --privileged --cgroupns=host")
     task_dir = write_task(tmp_path / "busy", toml="[environment]\ncpus = 1\n")
-    async with make_env(task_dir) as env:
+    # A processor of its own could not give them more.
+    async with make_env(task_dir, sandbox_options={"processor_set": False}) as env:
         await env.reset()
         place = cgroups.places()["cpu"]
         (group,) = place.directory.glob(f"harbor-gym-{owner_label()}-*")

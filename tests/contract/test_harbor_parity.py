@@ -14,6 +14,7 @@ from harbor.models.task.task import Task
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.engines import require_engine
+from tests.helpers.environments import python_without
 from tests.helpers.paths import ROOT
 
 # Six tasks three times over: on a machine that does other work beside, more than the usual limit.
@@ -36,9 +37,23 @@ HARBORS_NAME = {
 """Sandbox → its name on Harbor's own command line."""
 
 
-def harbor_run(engine: str, jobs_dir: Path) -> dict[str, Rewards]:
+_HARBOR = "from harbor.cli.main import app; app()"
+_ABOVE_SANDBOXES = ("gymnasium", "libtmux", "tinker", "tinker-cookbook")
+"""Packages that a sandbox can do without."""
+
+
+def bare_python(folder: Path) -> Path:
+    """Make an environment for Harbor's own command, without what only the rest of this package needs."""
+    python = python_without(folder, *_ABOVE_SANDBOXES)
+    code = "from importlib.util import find_spec as f; print([bool(f(name)) for name in ('harbor_gym', 'gymnasium')])"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[True, False]\n"
+    return python
+
+
+def harbor_run(engine: str, jobs_dir: Path, python: Path) -> dict[str, Rewards]:
     """Return each task's rewards for its oracle, as Harbor's own command has them."""
-    command = [Path(sys.executable).with_name("harbor"), "run", "-p", TASKS, "-a", "oracle", "-e", HARBORS_NAME[engine]]
+    command = [python, "-c", _HARBOR, "run", "-p", TASKS, "-a", "oracle", "-e", HARBORS_NAME[engine]]
     done = subprocess.run(
         [*command, "-o", jobs_dir, "-n", str(AT_ONCE), "-y", "-q"],
         capture_output=True,
@@ -99,7 +114,8 @@ def checked(engine: str) -> dict[str, float]:
 )
 async def test_every_task_is_worth_the_same_everywhere(engine: str, tmp_path: Path) -> None:
     require_engine(engine)
-    harbors = await asyncio.to_thread(harbor_run, engine, tmp_path / "jobs")
+    python = await asyncio.to_thread(bare_python, tmp_path / "environment")
+    harbors = await asyncio.to_thread(harbor_run, engine, tmp_path / "jobs", python)
     scalars = {name: rewards["reward"] for name, rewards in harbors.items()}
     assert scalars == dict.fromkeys(NAMES, 1.0)
     for name, rewards in (await play_solutions(engine)).items():

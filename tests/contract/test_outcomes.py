@@ -16,7 +16,7 @@ from harbor_gym.errors import (
     VerifierError,
     VerifierOutOfMemoryError,
 )
-from harbor_gym.sandboxes.local import cgroups
+from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.sandboxes.local import make_env

@@ -17,7 +17,6 @@ _PANDAS = [
 ]
 EXCUSED = {
     "evaluation-1": _PANDAS,
-    "openenv-3": [_TRL, ("reportArgumentType", "TRL's own worker does not fit TRL's own protocol")],
     "trl-1": [_TRL],
     "trl-3": [_TRL],
 }

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from aiohttp import web
 
@@ -133,10 +133,10 @@ class EngineDouble:
         self.models: Json | None = {"object": "list", "data": [card]}
         """The page of models; None is a 404."""
         self.returns_token_ids = True
+        self.stop: Literal["kept", "left out", "ignored"] = "kept"
+        """What becomes of a token of ``stop_token_ids`` that ends a message."""
         self.knows_prefix = True
         """Whether a chat's prompt begins with the sampled tokens; else the whole chat is rendered anew."""
-        self.heeds_limit = True
-        """Whether an answer is cut at the request's limit of tokens; else it is the policy's, whole."""
         self.propagates_overflow = True
         """Whether a prompt that does not fit is a status 400; else NeMo Gym's server answers with an empty message."""
         self.released = asyncio.Event()
@@ -174,8 +174,8 @@ class EngineDouble:
             return 400, {}, _error(str(exc), 400)
         except EngineSettingsError as exc:
             return 401, {}, _error(str(exc), 401)
-        except SamplerError as exc:
-            return 503, {}, _error(str(exc), 503)
+        except (SamplerError, TimeoutError) as exc:
+            return 503, self.headers, _error(str(exc), 503)
 
     async def post(self, body: Json) -> tuple[int, Mapping[str, str], bytes]:
         """Answer as NeMo Gym's model server, in this process; ``refusal`` is the answer of the engine behind it."""
@@ -185,8 +185,10 @@ class EngineDouble:
             document = f"Hit an exception in policy_model calling an inner server: b'{self.refusal}'"
         return status, headers, json.dumps(document).encode()
 
-    async def answer(self, prompt: list[int], *, text: str | None = None, limit: int | None = None) -> Exchange:
-        """Return the policy's answer, or a text in its place, cut at a limit of tokens.
+    async def answer(
+        self, prompt: list[int], *, text: str | None = None, limit: int | None = None, stop: Sequence[int] = ()
+    ) -> Exchange:
+        """Return the policy's answer, or a text in its place, cut behind a stop token or at a limit of tokens.
 
         Raises:
             ContextOverflowError: The prompt is longer than the window.
@@ -195,8 +197,10 @@ class EngineDouble:
             window = f"This model's maximum context length is {self._max_context_tokens} tokens"
             raise ContextOverflowError(f"{window}. Please reduce the length of the messages.")
         sample = await self._policy(prompt) if text is None else Sample([*map(ord, text), END])
+        if ends := [place for place, token in enumerate(sample.tokens) if token in stop and self.stop != "ignored"]:
+            end = ends[0] + (self.stop == "kept")
+            sample = Sample(sample.tokens[:end], sample.logprobs and sample.logprobs[:end])
         logprobs = list(sample.logprobs or [-0.5] * len(sample.tokens))
-        limit = limit if self.heeds_limit else None
         is_cut = limit is not None and limit < len(sample.tokens)
         reason = "length" if is_cut else sample.stop_reason
         exchange = Exchange(prompt, list(sample.tokens[:limit]), logprobs[:limit], reason)
@@ -208,7 +212,7 @@ class EngineDouble:
 
     async def complete(self, body: Json) -> Json:
         """Answer as vLLM's completions do."""
-        done = await self.answer(body["prompt"], limit=body.get("max_tokens"))
+        done = await self.answer(body["prompt"], limit=body.get("max_tokens"), stop=body.get("stop_token_ids", ()))
         names = [f"token_id:{token}" for token in done.sampled]
         logprobs = {"tokens": names, "token_logprobs": done.logprobs, "top_logprobs": [{} for _ in names]}
         choice: Json = {"index": 0, "text": "not to be used", "finish_reason": done.stop_reason, "logprobs": logprobs}
@@ -225,7 +229,9 @@ class EngineDouble:
 
     async def generate(self, body: Json) -> Json:
         """Answer as SGLang's ``/generate`` does."""
-        done = await self.answer(body["input_ids"], limit=body["sampling_params"]["max_new_tokens"])
+        asked = body["sampling_params"]
+        limit, stop = asked["max_new_tokens"], asked.get("stop_token_ids", ())
+        done = await self.answer(body["input_ids"], limit=limit, stop=stop)
         meta: Json = {"id": "1", "finish_reason": {"type": done.stop_reason}, **done.usage}
         if body.get("return_logprob"):
             pairs = zip(done.logprobs, done.sampled, strict=True)

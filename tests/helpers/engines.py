@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import pytest
 
+from harbor_gym.embedded.models import cached_model
 from harbor_gym.errors import MissingDependencyError, SandboxError
 from harbor_gym.sandboxes.apptainer.programs import require_all
 from harbor_gym.sandboxes.local import criu
@@ -26,6 +27,7 @@ _HOW_TO_ENABLE = {
     "server": "install the embedded training server (`make setup`)",
     "nemo_gym": "it has an environment of its own: `.ci/nemo_gym/test.sh` makes it and runs its tests",
     "tinker": 'pip install "harbor-gym[tinker]"',
+    "pretrained": "fetch the model once (`harbor-gym server fetch smollm2-135m`)",
     "prime_rl": "it has a checkout and an environment of its own: `.ci/prime_rl/test.sh` makes both and runs its tests",
     "verifiers": "it has an environment of its own: `.ci/environment.sh verifiers` makes it, and "
     "`build/environments/verifiers/bin/python -m pytest -m verifiers` runs its tests",
@@ -59,6 +61,8 @@ def _has(engine: str) -> bool:
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
         case "nemo_gym":
             return importlib.util.find_spec("nemo_gym") is not None
+        case "pretrained":
+            return cached_model("smollm2-135m").is_dir()
         case "tinker":
             return importlib.util.find_spec("tinker_cookbook") is not None
         case "prime_rl":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym._runtime.rootless import TUN, switch_refusal
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
+from tests.helpers.bases import ensure_base_tar
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.local import make_sandbox, running
 from tests.helpers.sharing import locked, shared_folder
@@ -73,7 +73,7 @@ def _remove(user: str) -> None:
 def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
     """Run a command as a user in a mount namespace of its own, where this Python and these sources can be read.
 
-    Its store has the tests' base image, as ``harbor-gym base`` made it once for all test processes of a run, and the
+    Its store has the tests' base image, as ``.ci/bases.py`` made it once for all test processes of a run, and the
     image of most sandboxes.
 
     Args:
@@ -95,7 +95,7 @@ def _make_home(user: str, home: Path, base: Path) -> Path | subprocess.Completed
         if found := [path for path in shared.iterdir() if path.name.isdecimal()]:
             return found[0]
         partial = Path(tempfile.mkdtemp(prefix="partial-", dir=shared))
-        words = shlex.join([sys.executable, "-m", "harbor_gym", "base", BASE])
+        words = shlex.join([sys.executable, ".ci/bases.py", BASE])
         words = f"{words} && exec {shlex.join([sys.executable, '-m', __name__])}"
         made = _run(user, home, "sh", "-c", words, base=base, copied_to=partial)
         if made.returncode:

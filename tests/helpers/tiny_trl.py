@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.imports import lazy_names
-
 if TYPE_CHECKING:
     from recipes.tiny_trl.engine import CompletionsEngine as CompletionsEngine
     from recipes.tiny_trl.letters import ANSWER as ANSWER
@@ -19,5 +17,17 @@ if TYPE_CHECKING:
     from recipes.tiny_trl.runs import METRICS_NAME as METRICS_NAME
     from recipes.tiny_trl.runs import train_letters as train_letters
     from recipes.tiny_trl.runs import train_letters_async as train_letters_async
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-__getattr__, __dir__ = lazy_names(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            "recipes.tiny_trl.engine": "CompletionsEngine",
+            "recipes.tiny_trl.letters": (
+                "ANSWER INSTRUCTION LETTERS RIGHT SETTINGS make_letter_policy write_letter_task"
+            ),
+            "recipes.tiny_trl.on_cpu": "EngineWeights async_grpo_on_cpu attend",
+            "recipes.tiny_trl.runs": "METRICS_NAME train_letters train_letters_async",
+        },
+    )

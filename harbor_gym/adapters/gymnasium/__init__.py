@@ -5,8 +5,6 @@ Each name is imported when it is first used.
 
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.imports import lazy_names
-
 if TYPE_CHECKING:
     from harbor_gym.adapters.gymnasium.env import HarborTerminalEnv as HarborTerminalEnv
     from harbor_gym.adapters.gymnasium.registration import ENV_ID as ENV_ID
@@ -16,5 +14,16 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.gymnasium.wrappers import KeystrokesToTerminus as KeystrokesToTerminus
     from harbor_gym.adapters.gymnasium.wrappers import TokenizedText as TokenizedText
     from harbor_gym.adapters.gymnasium.wrappers import terminus_message as terminus_message
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-__getattr__, __dir__ = lazy_names(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".env": "HarborTerminalEnv",
+            ".registration": "ENV_ID register",
+            ".text": "TerminalText",
+            ".vector": "HarborTerminalVectorEnv",
+            ".wrappers": "KeystrokesToTerminus TokenizedText terminus_message",
+        },
+    )

@@ -6,10 +6,11 @@ from typing import Any, Self, SupportsFloat, override
 
 import gymnasium
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.portal import Portal, get_portal, refuse_to_copy
 from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, Interface, ObservationKind
 from harbor_gym.adapters.gymnasium.sub_env import SubEnv
-from harbor_gym.adapters.gymnasium.tasks import PathLike, TaskSet
+from harbor_gym.adapters.gymnasium.tasks import TaskSet
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ForkMode
 
@@ -43,9 +44,9 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        task_dir: PathLike | None = None,
+        task_dir: StrPath | None = None,
         *,
-        task_dirs: PathLike | Sequence[PathLike] | None = None,
+        task_dirs: StrPath | Sequence[StrPath] | None = None,
         action: ActionKind = "keystrokes",
         observation: ObservationKind = "text",
         render_mode: str | None = None,

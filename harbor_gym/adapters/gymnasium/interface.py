@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from harbor_gym.adapters.gymnasium.rendering import ALL_MODES, render_modes, require_mode
 from harbor_gym.adapters.gymnasium.tasks import TaskSet
 from harbor_gym.adapters.gymnasium.text import TerminalText
-from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym.config import TerminalEnvConfig, describe_problems, require_one_conversation
 from harbor_gym.env import Action
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.parsed import MAX_DURATION_SEC, MAX_MESSAGE_CHARS
@@ -73,6 +73,7 @@ class Interface:
             config = TerminalEnvConfig(task_dir=tasks.first, **settings)
         except ValidationError as exc:
             raise UsageError(f"the environment can't be made with these arguments: {describe_problems(exc)}") from exc
+        require_one_conversation(config, "Gymnasium")
         return cls(tasks, config, action, observation)
 
     def action_space(self) -> Space[Any]:

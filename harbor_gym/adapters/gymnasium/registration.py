@@ -1,15 +1,14 @@
 """Registers the environment with Gymnasium.
 
 Since version 1.0 Gymnasium reads no entry points: a package registers its environments when it is imported. To import
-Gymnasium takes longer than the rest of ``import harbor_gym``, so the registration waits until something else does it.
+Gymnasium takes ten times as long as ``import harbor_gym``, so the registration waits until something else does it. Why
+this takes a finder: docs/decisions/imports.md.
 """
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import override
 
 ENV_ID = "HarborTerminal-v0"
 """The environment's id for ``gym.make`` and ``gym.make_vec``."""
@@ -37,23 +36,23 @@ def register_once_imported() -> None:
         sys.meta_path.insert(0, _RegistersAtImport())
 
 
-class _RegistersAtImport(MetaPathFinder):
-    """Finds Gymnasium as the other finders do, and registers the environment when it has been imported."""
+class _RegistersAtImport:
+    """Finds Gymnasium as the other finders do. Once that has been imported, registers the environment and is gone."""
 
-    @override
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
     ) -> ModuleSpec | None:
         if fullname != "gymnasium":
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
         if spec is not None and (loader := spec.loader) is not None:
             execute = loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 register()
 
             loader.exec_module = execute_and_register

@@ -1,15 +1,15 @@
 """The tasks of an environment by name, and the choice of an episode's task."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.errors import UsageError
 from harbor_gym.tasks import find_tasks, task_path
-
-type PathLike = str | Path
 
 
 class TaskSet:
@@ -23,12 +23,12 @@ class TaskSet:
         UsageError: Both or no arguments are given, there is no task, or two tasks have the same directory name.
     """
 
-    def __init__(self, task_dir: PathLike | None, task_dirs: PathLike | Sequence[PathLike] | None) -> None:
+    def __init__(self, task_dir: StrPath | None, task_dirs: StrPath | Sequence[StrPath] | None) -> None:
         if (task_dir is None) == (task_dirs is None):
             raise UsageError("give either task_dir (one task) or task_dirs (several, or a directory of tasks)")
         if task_dir is not None:
             paths = [Path(task_dir)]  # not checked here: the first reset reports a wrong task
-        elif isinstance(task_dirs, str | Path):
+        elif isinstance(task_dirs, str | os.PathLike):
             paths = find_tasks([Path(task_dirs)])
         else:
             paths = [Path(path) for path in task_dirs or ()]

@@ -13,11 +13,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.portal import Portal, get_portal, refuse_to_copy
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, Interface, ObservationKind
 from harbor_gym.adapters.gymnasium.sub_env import SubEnv
-from harbor_gym.adapters.gymnasium.tasks import PathLike, TaskSet
+from harbor_gym.adapters.gymnasium.tasks import TaskSet
 from harbor_gym.errors import HarborGymError, UsageError
 
 ERROR = "infrastructure_error"
@@ -65,9 +66,9 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def __init__(
         self,
         num_envs: int = 1,
-        task_dir: PathLike | None = None,
+        task_dir: StrPath | None = None,
         *,
-        task_dirs: PathLike | Sequence[PathLike] | None = None,
+        task_dirs: StrPath | Sequence[StrPath] | None = None,
         action: ActionKind = "keystrokes",
         observation: ObservationKind = "text",
         render_mode: str | None = None,

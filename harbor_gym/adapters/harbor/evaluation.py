@@ -1,8 +1,8 @@
 """Play the episodes of an evaluation with one of Harbor's agents and a model behind a chat endpoint."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.adapters.harbor.interface import RolloutInterface
 from harbor_gym.config import DEFAULT_MAX_RETRIES, EpisodeConfig, aliases
 from harbor_gym.config.snapshot import KeepSnapshot
@@ -24,7 +24,7 @@ class AgentPlayer:
     max_retries: int = DEFAULT_MAX_RETRIES
     """Retries of an episode, in a fresh sandbox, after failures of the infrastructure."""
 
-    transcripts_dir: Path | None = None
+    transcripts_dir: StrPath | None = None
     """Folder for transcripts; None writes none. An agent's terminal is not recorded."""
 
     async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:

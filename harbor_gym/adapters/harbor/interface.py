@@ -11,12 +11,13 @@ from typing import Any, TypeGuard
 
 from harbor.models.trial.config import AgentConfig, TaskConfig
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.harbor_versions import base_url_of, require_server
 from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.harbor.agents import harbors_agent, has_mark, runs_in_sandbox
 from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
-from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs
+from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs, require_answer
 from harbor_gym.adapters.harbor.server_player import ServerPlayer
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
 from harbor_gym.config import (
@@ -58,6 +59,8 @@ class RolloutInterface:
         n_concurrent: Concurrent episodes.
         max_retries: Retries of an episode after failures of the infrastructure.
         stragglers: How :meth:`run` treats the slowest episodes of each task; None waits for all.
+        pool_size: Sandboxes that a warm pool keeps ready for each task of our own loop; None starts one per episode.
+            :func:`harbor_gym.pool.close_shared_pools` closes the pools.
         server: The Harbor server at ``config.harbor_server``, with settings of its own. It gives agents their
             addresses, grades as ``harbor run`` does, and reads tasks' paths in its own file system.
         earlier: Fields of the configuration by their earlier names, :data:`harbor_gym.config.aliases.ROLLOUTS`.
@@ -76,6 +79,7 @@ class RolloutInterface:
         n_concurrent: int = DEFAULT_N_CONCURRENT,
         max_retries: int = DEFAULT_MAX_RETRIES,
         stragglers: Stragglers | None = None,
+        pool_size: int | None = None,
         server: HarborServer | None = None,
         **earlier: Any,
     ) -> None:
@@ -93,10 +97,12 @@ class RolloutInterface:
         self._sampler, self._codec = sampler, codec
         self._n_concurrent, self._max_retries = n_concurrent, max_retries
         self._stragglers = stragglers or Stragglers()
-        self._account = RewardAccount.of(self._config)
+        self._account, self._pool_size = RewardAccount.of(self._config), pool_size
         if isinstance(self._config, TerminalEnvConfig):
             self._require_own_arguments()
         else:
+            if pool_size is not None:
+                raise UsageError("an agent of Harbor's starts its own sandbox: leave pool_size out")
             self._agent, self._server = harbors_agent(self._config), server
             if server is None and self._config.harbor_server is not None:
                 self._server = HarborServer(self._config.harbor_server)
@@ -106,7 +112,7 @@ class RolloutInterface:
             if self._config.agent_in_sandbox is None and self._server is None:  # a server may have other agents
                 self._in_sandbox = runs_in_sandbox(self._agent)
 
-    async def run_one(self, task_dir: str | Path, *, clock: EpisodeClock | None = None) -> Rollout:
+    async def run_one(self, task_dir: StrPath, *, clock: EpisodeClock | None = None) -> Rollout:
         """Play one task once. Of the interface's ``stragglers`` only the deadline applies, from this call on.
 
         Args:
@@ -146,7 +152,8 @@ class RolloutInterface:
 
         Raises:
             TaskError: A task is wrong, or can't be fetched.
-            UsageError: The agent's options lack ``{gateway_url}``, or the sandbox's settings can't be used.
+            UsageError: The agent's options lack ``{gateway_url}``, the sandbox's settings can't be used, or nothing
+                answers at the server's address.
         """
         resolved = await resolve_task_configs(tasks)
         slots, played = asyncio.Semaphore(self._n_concurrent), dict[int, Rollout]()
@@ -204,7 +211,7 @@ class RolloutInterface:
         config = self._config
         if isinstance(config, TerminalEnvConfig):
             assert is_chat_codec(self._codec)
-            yield EnvPlayer(self._sampler, self._codec, self._limits, config)
+            yield EnvPlayer(self._sampler, self._codec, self._limits, config, self._pool_size)
             return
         if self._server is not None:
             async with self._server_player(config, self._server) as player:
@@ -228,6 +235,7 @@ class RolloutInterface:
 
     @asynccontextmanager
     async def _server_player(self, config: AgentEpisodeConfig, server: HarborServer) -> AsyncGenerator[ServerPlayer]:
+        await require_answer(server)
         async with aclosing(ServerJobs(server)) as jobs, Gateway(self._sampler, self._codec, model=MODEL) as gateway:
             yield ServerPlayer(
                 server=server,

@@ -17,15 +17,17 @@ from harbor_gym.adapters.harbor.agents import attach, point_at_session
 from harbor_gym.adapters.harbor.results import Grading, finished_rollout, lost_rollout, rewards_of
 from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.episode._harbor_patches import create_trial
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.guard import GradingGuard
 from harbor_gym.episode.task import require_variables
 from harbor_gym.errors import UnexpectedError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.outcomes import losing_one_episode
+from harbor_gym.pool import shared_pool
 from harbor_gym.rollout import clocked, run_episode
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.sequences import flatten
+from harbor_gym.sequences import merge
 from harbor_gym.stragglers import EpisodeClock
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import ChatCodec, EndReason, Rollout, Sampler
@@ -79,11 +81,16 @@ class EnvPlayer:
     config: TerminalEnvConfig
     """The sandbox, the budgets and the reward; ``task_dir`` is replaced."""
 
+    pool_size: int | None = None
+    """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
+
     async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """See :meth:`Player.play`."""
         started = time.monotonic()
+        config = self.config.model_copy(update={"task_dir": path})
+        pool = None if self.pool_size is None else shared_pool(config, size=self.pool_size)
         env = TokenTerminalEnv(
-            AsyncTerminalGymEnv(self.config.model_copy(update={"task_dir": path})),
+            AsyncTerminalGymEnv(config, pool=pool),
             self.codec,
             max_tokens=self.limits.max_answer_tokens,
             max_context_tokens=self.limits.max_context_tokens,
@@ -95,7 +102,7 @@ class EnvPlayer:
             rollout,
             task_name=path.name,
             trial_name=TrialConfig(task=task).trial_name,
-            segments=[flatten(rollout)] if steps else [],
+            segments=merge(steps),
             metrics={**last, "turns": float(len(steps)), "time/total_sec": time.monotonic() - started},
         )
 
@@ -136,7 +143,7 @@ class TrialPlayer:
         try:
             with clocked_session(self.gateway, clock, name=config.trial_name, limits=self.limits) as session:
                 config.agent = self._agent_config(session)
-                trial = await Trial.create(config)
+                trial = await create_trial(config, path)
                 require_variables(trial.task)
                 attach(trial, self.gateway, session, in_sandbox=self.in_sandbox)
                 guard = GradingGuard(

@@ -14,6 +14,7 @@ from harbor_gym.episode.failures import agent_failure, denied_verdict, grading_f
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.errors import AgentFailedError, HarborGymError, VerifierError
+from harbor_gym.formats.tool_text import tool_schema
 from harbor_gym.gateway import CallKind, Session
 from harbor_gym.outcomes import note_reward
 from harbor_gym.sequences import merge
@@ -92,7 +93,7 @@ def finished_rollout(
         end_reason=end_reason,
         error=error,
         segments=segments,
-        transcript=_transcript(turns, metrics),
+        transcript=_transcript(session, turns, metrics),
         metrics=metrics,
         rewards={} if error is not None else grading.rewards,
         step_rewards=[] if error is not None else step_rewards_of(result),
@@ -122,7 +123,7 @@ def lost_rollout(session: Session, error: HarborGymError, *, task_name: str, sta
         task_name=task_name,
         trial_name=session.name,
         segments=segments,
-        transcript=_transcript(session.turns, metrics),
+        transcript=_transcript(session, session.turns, metrics),
         metrics=metrics,
     )
 
@@ -175,8 +176,15 @@ def _metrics(session: Session, started: float) -> dict[str, float]:
     return {**session.metrics, "turns": turns, "time/total_sec": time.monotonic() - started}
 
 
-def _transcript(turns: list[Turn], metrics: Mapping[str, float]) -> Transcript:
-    return Transcript(turns, started=time.time() - metrics["time/total_sec"])
+def _transcript(session: Session, turns: list[Turn], metrics: Mapping[str, float]) -> Transcript:
+    opening = session.opening
+    system = [message.content for message in opening.messages if message.role == "system"] if opening else []
+    return Transcript(
+        turns,
+        system_prompt="\n\n".join(system),
+        tools=[tool_schema(tool) for tool in opening.tools] if opening else [],
+        started=time.time() - metrics["time/total_sec"],
+    )
 
 
 def rewards_of(result: TrialResult) -> dict[str, float]:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from harbor_gym._runtime.harbor_versions import server_client, server_error
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxThrottledError, UsageError
+from harbor_gym.samplers.endpoints import find_silence
 from harbor_gym.sandboxes import environment_config
 
 _KEY_VARIABLE = "HARBOR_API_KEY"
@@ -35,6 +36,9 @@ _NOT_HARBORS = "HTTPError"
 """The error code of Harbor's client for an answer that is not in the format of Harbor's server."""
 
 logger = logging.getLogger(__name__)
+
+_answered: set[str] = set()
+"""Addresses of servers that have answered this process."""
 
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
 
@@ -63,6 +67,24 @@ class HarborServer:
         """Limits the concurrent rollouts on the server; shared by all callers on this event loop."""
         of_loop = _slots.setdefault(asyncio.get_running_loop(), {})
         return of_loop.setdefault(self.url.rstrip("/"), asyncio.Semaphore(MAX_ROLLOUTS))
+
+
+async def require_answer(server: HarborServer) -> None:
+    """Ask a server for any answer, unless it has answered this process before.
+
+    A server that was there may restart, and is waited for; one that never was is a wrong address.
+
+    Raises:
+        UsageError: It does not answer.
+    """
+    if server.url in _answered:
+        return
+    if (silence := await find_silence(server.url)) is not None:
+        raise UsageError(
+            f"no server of Harbor's answers at {server.url} ({silence}): start harbor serve there, or correct the "
+            "address (--harbor-server)"
+        )
+    _answered.add(server.url)
 
 
 def server_environment(sandbox: str, options: Mapping[str, Any]) -> EnvironmentConfig:

@@ -6,12 +6,17 @@ Each name is imported when it is first used; without the extra that raises
 
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.imports import lazy_names
-
 if TYPE_CHECKING:
     from harbor_gym.adapters.nemo_gym.agent import HarborGymAgent as HarborGymAgent
     from harbor_gym.adapters.nemo_gym.agent import HarborGymAgentConfig as HarborGymAgentConfig
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-__getattr__, __dir__ = lazy_names(
-    __name__, __file__, requires=("nemo_gym",), install='"harbor-gym[nemo-gym]" on Python 3.13.14'
-)
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".agent": "HarborGymAgent HarborGymAgentConfig",
+        },
+        requires=("nemo_gym",),
+        install='"harbor-gym[nemo-gym]" on Python 3.13.14',
+    )

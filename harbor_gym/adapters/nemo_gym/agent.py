@@ -20,7 +20,7 @@ from harbor_gym.adapters.nemo_gym.play import play
 from harbor_gym.adapters.nemo_gym.rows import Row, make_row, refused_row
 from harbor_gym.adapters.nemo_gym.settings import RequestOverrides, RolloutSettings, plan_episode
 from harbor_gym.errors import HarborGymError, SamplerError, TaskError
-from harbor_gym.samplers.statuses import History
+from harbor_gym.samplers.attempts import History
 
 _UNPROCESSABLE = 422
 

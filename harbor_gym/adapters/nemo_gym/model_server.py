@@ -8,10 +8,10 @@ from typing import Any
 
 from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
 from harbor_gym.formats.tool_text import ToolCall, write_calls
-from harbor_gym.samplers.attempts import AttemptError, ask_patiently, status_error
+from harbor_gym.samplers.attempts import AnswerError, AttemptError, History, ask_patiently, no_json, status_error
 from harbor_gym.samplers.chat import ChatAnswer
 from harbor_gym.samplers.overflow import is_overflow
-from harbor_gym.samplers.statuses import EngineSettingsError, History
+from harbor_gym.samplers.statuses import EngineSettingsError
 from harbor_gym.types import Sample
 
 type Item = dict[str, Any]
@@ -101,7 +101,11 @@ class ModelServer:
         if tools:
             body["tools"] = [_tool(tool) for tool in tools]
         try:
-            output, is_cut = await ask_patiently(lambda: self._ask(body), max_attempts=self._max_attempts)
+            try:
+                output, is_cut = await ask_patiently(lambda: self._ask(body), max_attempts=self._max_attempts)
+            except AttemptError as exc:
+                self._history.note(exc)
+                raise
         except EngineSettingsError as exc:
             self.misuse = exc
             raise
@@ -189,12 +193,12 @@ def _read(status: int, headers: Mapping[str, str], content: bytes, *, has_answer
     try:
         response = json.loads(content)
     except (ValueError, RecursionError) as exc:
-        raise AttemptError(f"the model server did not answer with JSON, but with {shown or 'no text'}") from exc
+        raise no_json("the model server", content, has_answered=has_answered) from exc
     try:
         output, reason = list(response["output"]), (response.get("incomplete_details") or {}).get("reason")
         is_empty = not _holds_anything(output)
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
-        raise SamplerError(f"the model server did not answer with a response: {shown}") from exc
+        raise AnswerError(f"the model server did not answer with a response: {shown}") from exc
     if reason not in (None, "max_output_tokens"):
         raise SamplerError(f"the model server ended a message with {reason!r}")
     if reason and is_empty:

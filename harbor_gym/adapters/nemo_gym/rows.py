@@ -54,11 +54,6 @@ class Row:
     fields: dict[str, Any]
     """Further fields of the row."""
 
-    @property
-    def is_masked(self) -> bool:
-        """Whether the row is masked."""
-        return self.failure is not None and self.failure.is_masked
-
 
 def nemo_kind(failure_kind: str) -> str:
     """Return NeMo Gym's failure kind for one of :data:`harbor_gym.outcomes.FAILURE_KINDS`."""

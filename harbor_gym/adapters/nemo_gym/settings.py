@@ -101,9 +101,6 @@ class RolloutSettings(BaseModel):
 class EpisodePlan:
     """One episode with its merged settings."""
 
-    instance_id: str
-    """``alias::task``."""
-
     config: AnyEpisode
     """How it is played."""
 
@@ -136,4 +133,4 @@ def plan_episode(
     if given.get("trials_dir") is not None and "trials_dir" not in dataset.env | overrides.env:
         given["trials_dir"] = root / given["trials_dir"] / alias
     retries = settings.max_retries if overrides.max_retries is None else overrides.max_retries
-    return EpisodePlan(instance_id, read_episode({**given, "task_dir": task_dir}, f"{instance_id}: env"), retries)
+    return EpisodePlan(read_episode({**given, "task_dir": task_dir}, f"{instance_id}: env"), retries)

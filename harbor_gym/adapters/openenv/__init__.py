@@ -1,12 +1,10 @@
-"""Harbor tasks behind OpenEnv (extra ``openenv``): a served terminal, its client, and token-exact sessions for TRL.
+"""Harbor tasks behind OpenEnv (extra ``openenv``): a served terminal, and its client.
 
 A name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 
 from typing import TYPE_CHECKING
-
-from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.openenv.client import HarborTerminalClient as HarborTerminalClient
@@ -21,14 +19,21 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.openenv.server import TerminalServer as TerminalServer
     from harbor_gym.adapters.openenv.server import create_app as create_app
     from harbor_gym.adapters.openenv.server import serve as serve
-    from harbor_gym.adapters.openenv.sessions import HarborTerminalSession as HarborTerminalSession
-    from harbor_gym.adapters.openenv.sessions import HarborTerminalSessionFactory as HarborTerminalSessionFactory
-    from harbor_gym.adapters.openenv.sources import LocalTasks as LocalTasks
-    from harbor_gym.adapters.openenv.sources import ServedTasks as ServedTasks
     from harbor_gym.adapters.openenv.suite import TaskSuite as TaskSuite
-    from harbor_gym.adapters.openenv.traces import training_trace as training_trace
-    from harbor_gym.adapters.openenv.worker import TerminalRolloutWorker as TerminalRolloutWorker
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-__getattr__, __dir__ = lazy_names(
-    __name__, __file__, requires=("openenv", "fastapi", "uvicorn", "websockets"), install='"harbor-gym[openenv]"'
-)
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".client": "HarborTerminalClient",
+            ".config": "TOKEN_VARIABLE ServerConfig",
+            ".environment": "HarborTerminalEnvironment",
+            ".models": "TerminalAction TerminalCommand TerminalObservation TerminalState",
+            ".remote": "RemoteTerminalEnv",
+            ".server": "TerminalServer create_app serve",
+            ".suite": "TaskSuite",
+        },
+        requires=("openenv", "fastapi", "uvicorn", "websockets"),
+        install='"harbor-gym[openenv]"',
+    )

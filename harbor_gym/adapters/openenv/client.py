@@ -6,8 +6,7 @@ from typing import Any, override
 from openenv.core.client_types import StepResult
 from openenv.core.env_client import EnvClient
 
-from harbor_gym.adapters.openenv.config import TOKEN_VARIABLE
-from harbor_gym.adapters.openenv.episodes import DEFAULT_CALL_TIMEOUT_SEC
+from harbor_gym.adapters.openenv.config import DEFAULT_CALL_TIMEOUT_SEC, TOKEN_VARIABLE
 from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation, TerminalState
 
 _GRACE_SEC = 60.0

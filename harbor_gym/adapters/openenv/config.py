@@ -2,17 +2,18 @@
 
 import os
 import secrets
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from harbor_gym.adapters.openenv.episodes import DEFAULT_CALL_TIMEOUT_SEC, EpisodeSettings
-from harbor_gym.config import DEFAULT_MAX_RETRIES, MaxRetries, TerminalEnvConfig
+from harbor_gym.config import DEFAULT_MAX_RETRIES, MaxRetries, OptionalPath, TerminalEnvConfig, require_one_conversation
 from harbor_gym.errors import UsageError
 
 TOKEN_VARIABLE = "HARBOR_GYM_OPENENV_TOKEN"
 """The environment variable that holds a server's token, for the server and for its clients."""
+
+DEFAULT_CALL_TIMEOUT_SEC = 3600.0
+"""Long enough for an image build at the first reset, and for a verifier."""
 
 MIN_TOKEN_CHARACTERS = 16
 """A shorter token could be guessed."""
@@ -64,10 +65,10 @@ class ServerConfig(BaseModel):
     token: SecretStr | None = _field(SERVER)
     """The token of clients. None: the environment variable HARBOR_GYM_OPENENV_TOKEN, else a generated one."""
 
-    ssl_certfile: Path | None = _field(SERVER)
+    ssl_certfile: OptionalPath = _field(SERVER)
     """Certificate for https and wss."""
 
-    ssl_keyfile: Path | None = _field(SERVER)
+    ssl_keyfile: OptionalPath = _field(SERVER)
     """The certificate's key, if the certificate's file does not contain it."""
 
     max_sessions: int = _field(LIMITS, 8, ge=1)
@@ -83,13 +84,23 @@ class ServerConfig(BaseModel):
     """Seconds without a message after which a session is closed; a session is not idle during a reset or a step."""
 
     call_timeout_sec: float = _field(LIMITS, DEFAULT_CALL_TIMEOUT_SEC, gt=0)
-    """Longest reset (including an image build) or step (including the verifier), in seconds."""
+    """Longest reset (including an image build) or step (including the verifier), in seconds; after it the sandbox is
+    stopped and the episode is lost."""
 
     max_retries: MaxRetries = _field(LIMITS, DEFAULT_MAX_RETRIES)
     """Retries of a sandbox's start after failures of the infrastructure; the trainer may retry a started episode."""
 
     pool_size: int | None = _field(LIMITS, ge=1)
     """Sandboxes kept ready for each task."""
+
+    @field_validator("env")
+    @classmethod
+    def _is_one_conversation(cls, env: TerminalEnvConfig) -> TerminalEnvConfig:
+        try:
+            require_one_conversation(env, "a server, which sees no tokens,")
+        except UsageError as exc:
+            raise ValueError(str(exc)) from exc
+        return env
 
     @field_validator("token")
     @classmethod
@@ -103,11 +114,6 @@ class ServerConfig(BaseModel):
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile is given without ssl_certfile: there is no TLS without a certificate")
         return self
-
-    @property
-    def episodes(self) -> EpisodeSettings:
-        """The settings of the episodes."""
-        return EpisodeSettings(self.env, self.call_timeout_sec, self.max_retries, self.pool_size)
 
 
 def find_token(config: ServerConfig) -> tuple[str, bool]:

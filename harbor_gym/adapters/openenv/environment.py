@@ -9,7 +9,8 @@ from openenv.core.env_server.types import EnvironmentMetadata
 
 import harbor_gym
 from harbor_gym._runtime.portal import get_portal
-from harbor_gym.adapters.openenv.episodes import EpisodeSettings, ServedSlot, served_episodes
+from harbor_gym.adapters.openenv.config import ServerConfig
+from harbor_gym.adapters.openenv.episodes import ServedSlot, served_episodes
 from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation, TerminalState
 from harbor_gym.adapters.openenv.suite import TaskSuite
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -33,15 +34,15 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
 
     Args:
         suite: The tasks.
-        settings: The settings of their episodes.
+        config: How their episodes are played.
         episodes: Owns the episodes of all sessions, and closes them with the server; None makes a separate owner.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, suite: TaskSuite, settings: EpisodeSettings, episodes: SlotOwner | None = None) -> None:
+    def __init__(self, suite: TaskSuite, config: ServerConfig, episodes: SlotOwner | None = None) -> None:
         super().__init__()
-        self._suite, self._settings = suite, settings
+        self._suite, self._config = suite, config
         self._episodes = episodes or served_episodes()
         self._slot: ServedSlot | None = None
         self._disown: Callable[[], None] = lambda: None
@@ -86,7 +87,7 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
             index=choice.index,
             task=choice.task.name,
         )
-        config = self._settings.config.model_copy(update={"task_dir": choice.task.path})
+        config = self._config.env.model_copy(update={"task_dir": choice.task.path})
         try:
             text, info = await get_portal().run(self._open_slot().begin, config)
         except HarborGymError as exc:
@@ -150,7 +151,7 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
 
     def _open_slot(self) -> ServedSlot:
         if self._slot is None:
-            self._slot = ServedSlot(self._settings, self._episodes)
+            self._slot = ServedSlot(self._config, self._episodes)
             self._disown = get_portal().own(self, self._slot.close)
         return self._slot
 

@@ -2,44 +2,24 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
-from harbor_gym.config import DEFAULT_MAX_RETRIES, TerminalEnvConfig
+from harbor_gym.adapters.openenv.config import ServerConfig
+from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import SandboxTimeoutError
 from harbor_gym.slots import EpisodeSlot, SlotOwner
 from harbor_gym.types import ResetInfo, StepResult
-
-DEFAULT_CALL_TIMEOUT_SEC = 3600.0
-"""Long enough for an image build at the first reset, and for a verifier."""
-
-
-@dataclass(frozen=True)
-class EpisodeSettings:
-    """The settings of a server's episodes."""
-
-    config: TerminalEnvConfig
-    """The sandbox and the budgets. The episode's task replaces its ``task_dir``."""
-
-    call_timeout_sec: float = DEFAULT_CALL_TIMEOUT_SEC
-    """Longest reset or step, in seconds; after it the sandbox is stopped and the episode is lost."""
-
-    max_retries: int = DEFAULT_MAX_RETRIES
-    """Retries of an episode's start."""
-
-    pool_size: int | None = None
-    """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
 
 
 class ServedSlot(EpisodeSlot):
     """Runs the episodes of one session. If a call takes longer than ``call_timeout_sec``, the episode is lost.
 
     Args:
-        settings: The settings of the episodes.
+        settings: The server's configuration.
         owner: The owner of all of the server's slots.
     """
 
-    def __init__(self, settings: EpisodeSettings, owner: SlotOwner) -> None:
+    def __init__(self, settings: ServerConfig, owner: SlotOwner) -> None:
         super().__init__(owner)
         self._settings = settings
 

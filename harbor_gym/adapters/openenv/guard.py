@@ -1,4 +1,7 @@
-"""The checks between the network and OpenEnv's application: keys, sizes and times of requests."""
+"""The checks between the network and OpenEnv's application: keys, and sizes and times of requests.
+
+The server limits a WebSocket's messages (uvicorn: ``ws_max_size``), which arrive here whole.
+"""
 
 import asyncio
 import contextlib
@@ -7,7 +10,6 @@ import hmac
 import json
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any
-from urllib.parse import parse_qs
 
 from harbor_gym._runtime.shielded import shielded
 
@@ -25,24 +27,23 @@ _OPEN_PATHS = frozenset({"/health"})
 _MAX_PENDING = 4
 """Messages that a client may send ahead of their answers."""
 
-_ABNORMAL, _POLICY, _TOO_BIG, _IDLE = 1006, 1008, 1009, 4008
+_ABNORMAL, _POLICY, _IDLE = 1006, 1008, 4008
 """WebSocket close codes; 4008 is in the private range."""
 
 
 class Guard:
     """An ASGI application around OpenEnv's.
 
-    Requires the token, bounds a client's messages, closes idle sessions, cancels the work of a client that vanished,
-    and refuses the paths that would start sandboxes outside the limit of sessions.
+    Requires the token, bounds bodies and the messages that wait, closes idle sessions, and cancels the work of a client
+    that vanished.
 
     Args:
         app: OpenEnv's application.
         token: The token that a client must send as ``Authorization: Bearer …``.
-        max_request_bytes: Longest message of a WebSocket, or body of a request.
+        max_body_bytes: Longest body of a request.
         max_connections: WebSockets and requests with the token that are served at once.
         request_timeout_sec: Longest wait for a request's body, in seconds.
         idle_timeout_sec: Longest wait for a session's next message, in seconds.
-        on_shutdown: Called when the server ends.
     """
 
     def __init__(
@@ -50,19 +51,17 @@ class Guard:
         app: Application,
         *,
         token: str,
-        max_request_bytes: int,
+        max_body_bytes: int,
         max_connections: int,
         request_timeout_sec: float,
         idle_timeout_sec: float,
-        on_shutdown: Callable[[], Awaitable[None]],
     ) -> None:
         self._app = app
         self._digest = _digest(token.encode())
-        self._max_bytes, self._idle_sec = max_request_bytes, idle_timeout_sec
+        self._max_bytes, self._idle_sec = max_body_bytes, idle_timeout_sec
         self._max_connections, self._request_sec = max_connections, request_timeout_sec
         self._served = 0
         """Connections with the token that are being served."""
-        self._on_shutdown = on_shutdown
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection, or the application's lifespan."""
@@ -72,28 +71,17 @@ class Guard:
             case "websocket":
                 await self._serve_socket(scope, receive, send)
             case _:
-                await self._app(scope, self._closing(receive), send)
-
-    def _closing(self, receive: Receive) -> Receive:
-        async def receive_life() -> Message:
-            message = await receive()
-            if message["type"] == "lifespan.shutdown":
-                await self._on_shutdown()
-            return message
-
-        return receive_life
+                await self._app(scope, receive, send)
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
         """Return status and reason if a connection is refused, else None."""
-        path = scope["path"]
         if not self._is_authorized(scope):
             return 401, "a token is required: send it as 'Authorization: Bearer TOKEN'"
         if self._served >= self._max_connections:
             return 503, f"{self._served} connections are served already"
-        if scope["type"] == "websocket" and (path != SOCKET_PATH or _names_session(scope["query_string"])):
-            return 404, f"sessions are opened at {SOCKET_PATH}, one for each connection"
-        if path.rstrip("/") in ("/mcp", "/reset", "/step", "/state"):
-            return 404, f"episodes run over the WebSocket {SOCKET_PATH}, not over {path}"
+        if scope["type"] == "websocket" and (scope["path"] != SOCKET_PATH or scope["query_string"]):
+            # A query could name another client's session.
+            return 404, f"sessions are opened at {SOCKET_PATH}, without parameters, one for each connection"
         return None
 
     def _is_authorized(self, scope: MutableMapping[str, Any]) -> bool:
@@ -138,11 +126,9 @@ class Guard:
     async def _serve_socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
         if refusal is None:
-            link = _Link(receive, send, max_bytes=self._max_bytes, idle_sec=self._idle_sec)
-            # A session takes no parameters. Without a query, guard and application can't parse it differently.
-            inner = {**scope, "query_string": b""}
+            link = _Link(receive, send, idle_sec=self._idle_sec)
             with self._place():
-                await link.run(lambda: self._app(inner, link.receive, link.send))
+                await link.run(lambda: self._app(scope, link.receive, link.send))
         elif "websocket.http.response" in (scope.get("extensions") or {}):
             await _respond(send, "websocket.http.response", *refusal)
         else:
@@ -152,9 +138,8 @@ class Guard:
 class _Link:
     """One WebSocket. Messages are read ahead, so that a vanished client is noticed while its episode works."""
 
-    def __init__(self, receive: Receive, send: Send, *, max_bytes: int, idle_sec: float) -> None:
-        self._receive, self._send = receive, send
-        self._max_bytes, self._idle_sec = max_bytes, idle_sec
+    def __init__(self, receive: Receive, send: Send, *, idle_sec: float) -> None:
+        self._receive, self._send, self._idle_sec = receive, send, idle_sec
         self._pending: asyncio.Queue[Message] = asyncio.Queue()
         self._is_waiting = False
         self._end: Message | None = None
@@ -209,8 +194,6 @@ class _Link:
     async def _take(self, message: Message) -> None:
         if message["type"] == "websocket.disconnect":
             self._finish(message)
-        elif _size(message) > self._max_bytes:
-            await self._close(_TOO_BIG, f"a message is longer than {self._max_bytes} bytes")
         elif self._pending.qsize() >= _MAX_PENDING:
             await self._close(_POLICY, f"more than {_MAX_PENDING} messages ahead of their answers")
         else:
@@ -228,17 +211,6 @@ class _Link:
 def _digest(token: bytes) -> bytes:
     # All digests have the same length, so the comparison takes the same time for every token.
     return hashlib.sha256(token).digest()
-
-
-def _size(message: Message) -> int:
-    text = message.get("text")
-    return len(text.encode(errors="surrogatepass")) if text is not None else len(message.get("bytes") or b"")
-
-
-def _names_session(query: bytes) -> bool:
-    """Return whether a query has a ``session_id``, in any capitalisation."""
-    names = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-    return any(name.strip().casefold() == "session_id" for name in names)
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:

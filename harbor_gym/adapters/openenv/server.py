@@ -4,13 +4,11 @@ import contextlib
 import functools
 import ipaddress
 import logging
-import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Generator
-from types import FrameType, TracebackType
-from typing import NoReturn, Self
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 import uvicorn
 from fastapi import Request
@@ -19,6 +17,7 @@ from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.types import ServerMode
 
 from harbor_gym._runtime.files import why_unreadable
+from harbor_gym._runtime.interrupts import exit_on_sigterm
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.openenv.config import TOKEN_VARIABLE, ServerConfig, find_token
 from harbor_gym.adapters.openenv.connections import bounded_protocol
@@ -42,16 +41,14 @@ _SPARE_CONNECTIONS = 64
 _SESSIONS_BESIDE_THE_LIMIT = frozenset({"/mcp", "/harness", "/reset", "/step", "/state"})
 """OpenEnv's paths that start or show sandboxes outside the limit of sessions: they have no route."""
 
-_SIGTERM_STATUS = 128 + signal.SIGTERM
-
 logger = logging.getLogger(__name__)
 
 
 def create_app(config: ServerConfig, token: str) -> Guard:
     """Return the ASGI application, for a server of your own. Reads the tasks and checks the sandbox; blocks.
 
-    Set your server's limit on a message's size to ``max_request_bytes``, because this application receives only
-    complete messages.
+    Set your server's limit on a WebSocket's messages to ``max_request_bytes`` (uvicorn: ``ws_max_size``), because this
+    application receives only complete ones.
 
     Args:
         config: The server's configuration. Its address is not used.
@@ -72,7 +69,7 @@ def create_app(config: ServerConfig, token: str) -> Guard:
     require_sandbox(config.env)
     episodes = served_episodes()
     app = create_fastapi_app(
-        functools.partial(HarborTerminalEnvironment, suite, config.episodes, episodes),
+        functools.partial(HarborTerminalEnvironment, suite, config, episodes),
         TerminalAction,
         TerminalObservation,
         max_concurrent_envs=config.max_sessions,
@@ -82,15 +79,15 @@ def create_app(config: ServerConfig, token: str) -> Guard:
     )
     routes = app.router.routes
     routes[:] = [route for route in routes if getattr(route, "path", "") not in _SESSIONS_BESIDE_THE_LIMIT]
+    app.router.on_shutdown.insert(0, functools.partial(get_portal().run, episodes.close))
     app.add_exception_handler(UsageError, _answer_misuse)
     return Guard(
         app,
         token=token,
-        max_request_bytes=config.max_request_bytes,
+        max_body_bytes=config.max_request_bytes,
         max_connections=config.max_sessions + _SPARE_CONNECTIONS,
         request_timeout_sec=config.request_timeout_sec,
         idle_timeout_sec=config.idle_timeout_sec,
-        on_shutdown=functools.partial(get_portal().run, episodes.close),
     )
 
 
@@ -137,7 +134,8 @@ class TerminalServer:
             SystemExit: After SIGTERM, with status 143.
             KeyboardInterrupt: After SIGINT.
         """
-        with self._socket, _exit_on_sigterm():
+        with self._socket, contextlib.ExitStack() as stack:
+            stack.callback(exit_on_sigterm())  # uvicorn raises the signal again at its end
             self._server.run(sockets=[self._socket])
 
     def __enter__(self) -> Self:
@@ -218,21 +216,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-@contextlib.contextmanager
-def _exit_on_sigterm() -> Generator[None]:
-    """Turn SIGTERM, which uvicorn raises again at its end, into an exit that runs all cleanup."""
-    before = signal.getsignal(signal.SIGTERM)
-    if before is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _exit)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(_SIGTERM_STATUS)

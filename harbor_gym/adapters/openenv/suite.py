@@ -1,4 +1,4 @@
-"""A suite of tasks in splits, for a server and for a trainer's rows."""
+"""A suite of tasks in splits, for a server."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,10 @@ from typing import Any
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.errors import UsageError
-from harbor_gym.tasks import SourcedTask, filter_tasks, read_instruction, resolve_tasks, split_tasks
-
-type TaskSource = str | Path | SourcedTask
+from harbor_gym.tasks import SourcedTask, TaskSource, filter_tasks, read_instruction, resolve_tasks, split_tasks
 
 TRAIN, TEST = "train", "test"
 """Names of the splits, which are also OpenEnv's types of split."""
-
-TASK_KEY = "task_index"
-"""The key of the task's index in a row's prompt, and its column's name."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class TaskSuite:
-    """Tasks in splits. Picklable. Make one with :meth:`resolve`."""
+    """Tasks in splits. Make one with :meth:`resolve`."""
 
     splits: Mapping[str, Sequence[SourcedTask]]
     """The tasks of each split, in order; no split is empty."""
@@ -63,8 +58,7 @@ class TaskSuite:
             UsageError: A source, a condition or a name is wrong, or no task is left.
             TaskError: A directory is not a usable Harbor task, or a source can't be reached.
         """
-        given = [sources] if isinstance(sources, str | Path | SourcedTask) else list(sources)
-        tasks = filter_tasks(get_portal().call(resolve_tasks, given), where)
+        tasks = filter_tasks(get_portal().call(resolve_tasks, sources), where)
         if not tasks:
             raise UsageError("there is no task: name a directory, a git source or a registry's dataset")
         train, test = split_tasks(tasks, test_fraction=test_fraction, test_tasks=test_tasks, seed=seed)
@@ -115,24 +109,6 @@ class TaskSuite:
         task = self.choose(split, index).task
         instruction = self.instructions[task.path]
         return {"id": task.name, "index": index, "split": split, "instruction": instruction, "digest": task.digest}
-
-    def rows(self, split: str = TRAIN) -> list[dict[str, Any]]:
-        """Return a split as rows of a trainer's data set: ``prompt``, ``task`` (its name), ``task_index``.
-
-        The prompt's message also names the task, because a session factory receives only prompts. The policy sees the
-        episode's own first prompt instead.
-
-        Raises:
-            UsageError: There is no such split.
-        """
-        return [
-            {
-                "prompt": [{"role": "user", "content": self.instructions[task.path], TASK_KEY: index}],
-                "task": task.name,
-                TASK_KEY: index,
-            }
-            for index, task in enumerate(self.tasks(split))
-        ]
 
     def _named(self, split: object, name: object) -> Choice:
         among = list(self.splits) if split is None else [str(split)]

@@ -5,18 +5,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.errors import UsageError
-from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+from harbor_gym.tasks import SourcedTask, TaskSource, read_instruction, resolve_tasks
 
 ENV_ID = "harbor"
 """The environment that a row names; :class:`.HarborTerminalGenerator` plays all rows, and needs none of that name."""
 
-type TaskSource = str | Path | SourcedTask
-
 
 def write_dataset(
-    tasks: TaskSource | Sequence[TaskSource], path: Path | str, *, data_source: str = "harbor", min_rows: int = 1
+    tasks: TaskSource | Sequence[TaskSource], path: StrPath, *, data_source: str = "harbor", min_rows: int = 1
 ) -> Path:
     """Write a suite of tasks as a dataset for ``data.train_data`` or ``data.val_data``. Blocks.
 
@@ -42,8 +41,7 @@ def write_dataset(
         raise UsageError(f"SkyRL recognises a dataset by its name: {target.name} must end with .jsonl")
     if min_rows < 1:
         raise UsageError(f"min_rows must be at least 1, got {min_rows}")
-    sources = [tasks] if isinstance(tasks, str | Path | SourcedTask) else list(tasks)
-    rows = [_row(task, data_source) for task in get_portal().call(resolve_tasks, sources)]
+    rows = [_row(task, data_source) for task in get_portal().call(resolve_tasks, tasks)]
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(
         "".join(f"{json.dumps(row)}\n" for row in rows) * math.ceil(min_rows / len(rows)), encoding="utf-8"

@@ -27,10 +27,13 @@ from harbor_gym.codecs import HFCodec
 from harbor_gym.episode.task import require_sandbox
 from harbor_gym.errors import ContextOverflowError, HarborGymError, SamplerError, UsageError
 from harbor_gym.gateway import SessionLimits
+from harbor_gym.samplers.attempts import AttemptError, History, ask_patiently, status_error
 from harbor_gym.samplers.overflow import is_overflow
-from harbor_gym.samplers.statuses import History, settings_error
 from harbor_gym.sequences import staleness
 from harbor_gym.types import Sample
+
+_MAX_ATTEMPTS = 4
+"""Most attempts at a message while SkyRL's engine fails or is overloaded. Lost connections its client repeats."""
 
 
 class Engine(Protocol):
@@ -201,6 +204,18 @@ class _EngineSampler:
     """Seconds that the engine has taken so far."""
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
+        started = time.monotonic()
+        try:
+            sample = await ask_patiently(lambda: self._ask(prompt), max_attempts=_MAX_ATTEMPTS)
+        except AttemptError as exc:
+            self.history.note(exc)
+            raise
+        finally:
+            self.seconds += time.monotonic() - started
+        self.history.has_answered = True
+        return sample
+
+    async def _ask(self, prompt: Sequence[int]) -> Sample:
         request = {
             "prompts": None,
             "prompt_token_ids": [list(prompt)],
@@ -208,16 +223,12 @@ class _EngineSampler:
             "session_ids": [self.session_id],
             "cache_salt": self.cache_salt,
         }
-        started, version = time.monotonic(), _version(self.engine)
+        version = _version(self.engine)
         try:
             output = await self.engine.generate(request, model=self.model)
         except Exception as exc:  # the boundary to SkyRL's client: any exception is the engine's failure
             raise _engine_error(exc, has_answered=self.history.has_answered) from exc
-        finally:
-            self.seconds += time.monotonic() - started
-        sample = self._read(output, version)
-        self.history.has_answered = True
-        return sample
+        return self._read(output, version)
 
     def _read(self, output: Mapping[str, Any], version: int | None) -> Sample:
         try:
@@ -225,8 +236,6 @@ class _EngineSampler:
             logprobs = (output.get("response_logprobs") or [None])[0] if self.has_logprobs else None
         except (KeyError, IndexError, TypeError, AttributeError) as exc:
             raise SamplerError(f"SkyRL's inference engine returned no single message: {exc!r:.200}") from exc
-        if reason not in ("stop", "length"):
-            raise SamplerError(f"SkyRL's inference engine ended a message with {reason!r}, neither stop nor length")
         if self.has_logprobs and not isinstance(logprobs, Sequence):
             raise SamplerError(f"SkyRL's inference engine returned no log-probability for each of {len(tokens)} tokens")
         return Sample(tokens, logprobs, reason, version).checked()
@@ -241,11 +250,14 @@ def _version(engine: Engine) -> int | None:
 
 
 def _engine_error(error: Exception, *, has_answered: bool) -> HarborGymError:
-    """Convert an exception of SkyRL's client; those of its remote client (aiohttp's) have the HTTP status."""
-    what, status = f"SkyRL's inference engine failed: {type(error).__name__}: {error}", getattr(error, "status", 400)
-    if is_overflow(status, str(error)):
+    """Convert an exception of SkyRL's client; those of its remote client (aiohttp's) have status and headers."""
+    what, status = f"SkyRL's inference engine failed: {type(error).__name__}: {error}", getattr(error, "status", None)
+    if is_overflow(400 if status is None else status, str(error)):
         return ContextOverflowError(what)
-    return settings_error(what, status, str(error), has_answered=has_answered) or SamplerError(what)
+    if status is None:
+        return SamplerError(what)
+    headers = getattr(error, "headers", None) or {}
+    return status_error(what, status, str(error), headers, has_answered=has_answered)
 
 
 def _task_dir(extras: Mapping[str, Any]) -> Path:

@@ -8,7 +8,7 @@ from pydantic import Field
 from skyrl.train.config import BaseConfig, GeneratorConfig
 
 from harbor_gym.adapters.harbor.settings import EpisodeSettings
-from harbor_gym.config import AgentEpisodeConfig, aliases
+from harbor_gym.config import AgentEpisodeConfig, aliases, require_one_conversation
 from harbor_gym.errors import UsageError
 
 
@@ -57,6 +57,8 @@ def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> Harb
             "harbor.env.train_segments=all makes several sequences of an episode: it needs "
             "generator.step_wise_trajectories=true"
         )
+    if not generator.step_wise_trajectories:
+        require_one_conversation(episode, "SkyRL without generator.step_wise_trajectories")
     engine = generator.inference_engine
     refused: Mapping[str, bool] = {
         "batched": generator.batched,

@@ -6,11 +6,8 @@ Each name is imported when it is first used; without the extra that raises
 
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.imports import lazy_names
-
 if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv as HarborAgentTinkerEnv
-    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder as HarborAgentEnvGroupBuilder
     from harbor_gym.adapters.tinker.codec import RendererCodec as RendererCodec
     from harbor_gym.adapters.tinker.dataset import HarborRLDataset as HarborRLDataset
     from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder as HarborRLDatasetBuilder
@@ -22,7 +19,24 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.strategy import RetryThenMask as RetryThenMask
     from harbor_gym.adapters.tinker.template import GroupTemplate as GroupTemplate
     from harbor_gym.adapters.tinker.training.config import TrainConfig as TrainConfig
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-__getattr__, __dir__ = lazy_names(
-    __name__, __file__, requires=("tinker", "tinker_cookbook", "chz"), install='"harbor-gym[tinker]"'
-)
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".agent_env": "HarborAgentTinkerEnv",
+            ".codec": "RendererCodec",
+            ".dataset": (
+                "HarborRLDataset HarborRLDatasetBuilder HarborSingleTaskRLDataset HarborSingleTaskRLDatasetBuilder"
+            ),
+            ".env": "HarborTerminalTinkerEnv",
+            ".evaluator": "HarborEvaluator",
+            ".group": "HarborSingleTaskEnvGroupBuilder",
+            ".strategy": "RetryThenMask",
+            ".template": "GroupTemplate",
+            ".training.config": "TrainConfig",
+        },
+        requires=("tinker", "tinker_cookbook", "chz"),
+        install='"harbor-gym[tinker]"',
+    )

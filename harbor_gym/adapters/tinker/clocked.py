@@ -2,26 +2,18 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard, override
+from typing import Any, override
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
 from tinker_cookbook.rl.rollout_runner import RolloutHooks, RolloutState, run_rollout, stop_reason_from_metrics
-from tinker_cookbook.rl.types import Env, Trajectory, Transition
+from tinker_cookbook.rl.types import Trajectory, Transition
 
-from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
-from harbor_gym.adapters.tinker.env import HarborTerminalTinkerEnv
+from harbor_gym.adapters.tinker.env import EpisodeEnv
 from harbor_gym.stragglers import BatchDeadlineError, DropReason, EpisodeClock
 
-type OwnEnv = HarborTerminalTinkerEnv | HarborAgentTinkerEnv
 
-
-def is_ours(env: Env) -> TypeGuard[OwnEnv]:
-    """Return whether an environment can be truncated and dropped; any other is cancelled at the deadline."""
-    return isinstance(env, HarborTerminalTinkerEnv | HarborAgentTinkerEnv)
-
-
-async def clocked_rollout(policy: TokenCompleter, env: OwnEnv, clock: EpisodeClock) -> Trajectory:
+async def clocked_rollout(policy: TokenCompleter, env: EpisodeEnv, clock: EpisodeClock) -> Trajectory:
     """Play an episode as the cookbook does, but at the batch's deadline end it truncated, and verify it.
 
     If this call is cancelled because the episode is dropped, the sandbox is stopped, and the transcript notes it.
@@ -30,8 +22,7 @@ async def clocked_rollout(policy: TokenCompleter, env: OwnEnv, clock: EpisodeClo
         BatchDeadlineError: The deadline passed before the first answer, and the episode was dropped.
     """
     hooks = _Transitions()
-    if isinstance(env, HarborAgentTinkerEnv):
-        env.ends_at = clock.ends_at
+    env.ends_at = clock.ends_at
     try:
         try:
             return await run_rollout(_Clocked(policy, clock), env, hooks=hooks)
@@ -48,7 +39,7 @@ async def clocked_rollout(policy: TokenCompleter, env: OwnEnv, clock: EpisodeClo
         raise
 
 
-async def _cut(env: OwnEnv, transitions: list[Transition]) -> Trajectory:
+async def _cut(env: EpisodeEnv, transitions: list[Transition]) -> Trajectory:
     ended, last = await env.cut(), transitions[-1]
     transitions[-1] = replace(
         last,

@@ -8,6 +8,7 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.renderers.base import get_text_content
 
+from harbor_gym.codecs.hf import HFCodec
 from harbor_gym.codecs.marks import Marks, ReadsMarks
 from harbor_gym.codecs.tail import PROBE_TASK, ChatTail, Messages, tokenizer_lock
 from harbor_gym.errors import UsageError
@@ -32,6 +33,29 @@ def renderer_of(name: str, tokenizer: Any, *, model_name: str | None = None) -> 
         return get_renderer(name, tokenizer, model_name=model_name)
     except RendererError as exc:
         raise UsageError(f"renderer_name {name!r} can't be used: {exc}") from exc
+
+
+CHAT_TEMPLATE = "chat_template"
+"""A renderer's name that stands for the tokenizer's own chat template."""
+
+
+def codec_of(name: str, tokenizer: Any, *, model_name: str | None = None) -> "TrainedCodec":
+    """Return the codec of a renderer's name.
+
+    Args:
+        name: :data:`CHAT_TEMPLATE`, or as in :func:`renderer_of`.
+        tokenizer: A Hugging Face tokenizer, or one of the cookbook's.
+        model_name: As in :func:`renderer_of`.
+
+    Raises:
+        UsageError: There is no renderer of this name or no chat template, or it can't be continued token by token.
+    """
+    if name != CHAT_TEMPLATE:
+        return RendererCodec(renderer_of(name, tokenizer, model_name=model_name))
+    if not getattr(tokenizer, "chat_template", None):
+        model = model_name or getattr(tokenizer, "name_or_path", "the model")
+        raise UsageError(f"{model} has no chat template: name the cookbook's renderer of its chats (--renderer-name)")
+    return HFCodec(tokenizer)
 
 
 class RendererCodec:
@@ -84,8 +108,10 @@ class RendererCodec:
             return ""
         # Some renderers move tool calls out of the content; a bash-tool action is such a call.
         calls = [ToolCall(call.function.name, call.function.arguments) for call in message.get("tool_calls", ())]
-        unread = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
-        return "".join([get_text_content(message), write_calls("", calls), *unread])
+        text = get_text_content(message)
+        # A block that was opened and never closed is listed and left in the content.
+        unread = [call.raw_text for call in message.get("unparsed_tool_calls", ()) if call.raw_text not in text]
+        return "".join([text, write_calls("", calls), *unread])
 
     def _render(self, answer: str, messages: Messages) -> list[int]:
         return self._write([_message("user", PROBE_TASK), _message("assistant", answer), *messages])
@@ -99,6 +125,10 @@ class RendererCodec:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return cast(str, self.renderer.tokenizer.decode(list(tokens)))
+
+
+type TrainedCodec = RendererCodec | HFCodec
+"""A codec that knows where a message ends, and whether it leaves its template."""
 
 
 def _with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:

@@ -1,21 +1,25 @@
 """Batches of groups, of one task or of many, for tinker-cookbook's RL loop."""
 
+import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.template import GroupTemplate
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
+from harbor_gym.config.snapshot import NO_START, has_to_be_drawn
 from harbor_gym.errors import UsageError
 from harbor_gym.pool import shared_pool
+from harbor_gym.starts import Starts, level_of
 from harbor_gym.tasks import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
 
-_AS_GRADED = {"zero_reward_on_limit": False}
+_AS_GRADED: Mapping[str, Any] = {"zero_reward_on_limit": False}
 
 
 class HarborRLDataset(RLDataset):
@@ -54,6 +58,10 @@ class HarborRLDataset(RLDataset):
         self._split = split
         self._warm_sandboxes = warm_sandboxes
         self._workers = workers
+        self.starts: Starts | None = None
+        """Where the groups begin, if each draws one; a group's episodes share it."""
+        self.seed = 0
+        """Decides the draws."""
         if warm_sandboxes and workers and len(self._templates) > 1:
             raise UsageError("warm sandboxes of workers need a single task: none knows the task of its next group")
 
@@ -67,15 +75,30 @@ class HarborRLDataset(RLDataset):
         warm_next = tuple((self._templates[task].own_env, size) for task, size in ahead.items() if size)
         return [
             dataclasses.replace(
-                self._templates[task],
-                label=f"{self._split}/batch_{index + 1:04d}/group_{number + 1}",
+                self._begun(self._templates[task], label, index),
+                label=label,
                 warm_sandboxes=stock[task],
                 in_worker=in_worker,
                 warm_next=warm_next,
                 is_last=task not in next_stock,
             )
             for number, task in enumerate(self._tasks(index))
+            for label in [f"{self._split}/batch_{index + 1:04d}/group_{number + 1}"]
         ]
+
+    def _begun(self, group: HarborSingleTaskEnvGroupBuilder, label: str, index: int) -> HarborSingleTaskEnvGroupBuilder:
+        """Return the group with the start that it draws, if there is one to draw."""
+        if self.starts is None:
+            return group
+        level, run = 0, group.template.transcripts_dir
+        if group.own_env.start_turn == "backward":
+            if run is None:
+                raise UsageError(
+                    "start_turn: backward reads the run's rewards: set transcripts_dir, in the run's folder"
+                )
+            level = level_of(Path(run).parent, *group.logging_tags(), before=index)
+        env = self.starts.draw(group.own_env, f"{self.seed}/{label}", level=level)
+        return dataclasses.replace(group, template=dataclasses.replace(group.template, env=env))
 
     def __len__(self) -> int:
         return self._num_batches
@@ -165,13 +188,15 @@ class _Builder(RLDatasetBuilder):
             raise UsageError(f"group_size must be at least 1, got {size}")
         env = self.template.env.model_copy(update={"task_dir": task_dir})
         template = dataclasses.replace(self.template, env=env, group_size=size)
-        if isinstance(env, TerminalEnvConfig):
-            return HarborSingleTaskEnvGroupBuilder(template, task_name=name)
-        from harbor_gym.adapters.harbor.agents import require_agent
-        from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
+        if isinstance(env, AgentEpisodeConfig):
+            from harbor_gym.adapters.harbor.agents import require_agent
 
-        require_agent(env)
-        return HarborAgentEnvGroupBuilder(template, task_name=name)
+            require_agent(env)
+        return HarborSingleTaskEnvGroupBuilder(template, task_name=name)
+
+    async def _starts(self) -> Starts | None:
+        env = self.template.env
+        return await asyncio.to_thread(Starts.read, env, in_tokens=True) if isinstance(env, TerminalEnvConfig) else None
 
     def _test_set(self, tasks: Mapping[str, Path]) -> HarborRLDataset | None:
         """Return one batch of ``test_episodes`` of each task."""
@@ -190,7 +215,7 @@ class _Builder(RLDatasetBuilder):
 
 def _as_graded(group: HarborSingleTaskEnvGroupBuilder) -> HarborSingleTaskEnvGroupBuilder:
     template = group.template
-    env = template.env.model_copy(update=_AS_GRADED)
+    env = template.env.model_copy(update={**_AS_GRADED, **(NO_START if has_to_be_drawn(template.env) else {})})
     graded = dataclasses.replace(template, env=env, trajectory_reward=None, branch=None)
     return dataclasses.replace(group, template=graded)
 
@@ -214,6 +239,7 @@ class HarborSingleTaskRLDatasetBuilder(_Builder):
             split="train",
             workers=self.rollout_workers,
         )
+        train.starts = await self._starts()
         train.warm_up()
         return train, self._test_set({"": self.template.env.task_dir})
 
@@ -258,6 +284,7 @@ class HarborRLDatasetBuilder(_Builder):
         """Return the training set, and the test set if there are ``test_episodes``. Warm sandboxes begin to start."""
         train, test = await self.split()
         dataset = self.training_set(train)
+        dataset.starts, dataset.seed = await self._starts(), self.seed
         dataset.warm_up()
         return dataset, self._test_set({task.name: task.path for task in test or train})
 

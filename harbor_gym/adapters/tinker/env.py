@@ -1,10 +1,12 @@
-"""The token environment as tinker-cookbook's ``Env``."""
+"""One episode as tinker-cookbook's ``Env``, by any player, and the one that our own loop plays."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 import tinker
 from tinker_cookbook.completers import StopCondition
@@ -21,17 +23,19 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.adapters.tinker.branch import Branch
-from harbor_gym.adapters.tinker.codec import RendererCodec
+from harbor_gym.adapters.tinker.codec import TrainedCodec
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.config import Snapshot
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.outcomes import describe
-from harbor_gym.stragglers import DropReason
+from harbor_gym.rollout import run_episode
+from harbor_gym.stragglers import BatchDeadlineError, DropReason
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import add_logprobs, episode_name, write_transcript
-from harbor_gym.types import EndReason, EpisodeInfo, ForkMode, TokenStep
+from harbor_gym.types import EndReason, ForkMode, Rollout, Sample, Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +60,218 @@ def stop_metric(reason: EndReason) -> str:
     return f"{STOP_METRIC_PREFIX}{_COOKBOOK_WORDS.get(reason, reason.value)}"
 
 
-class HarborTerminalTinkerEnv(Env):
-    """One episode of a Harbor task for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.
+@dataclass
+class _Request:
+    prompt: list[int]
+    answer: asyncio.Future[Sample]
+
+
+class EpisodeEnv(Env):
+    """One episode for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.
+
+    A player plays the episode in a task of its own. Each prompt that it wants to have answered is an observation, and
+    the sampled action is the answer. The last action gets the verifier's reward, for every end reason; an
+    infrastructure failure raises, and the loop's rollout strategy retries or leaves out the episode.
+
+    Args:
+        codec: The codec of the episode's tokens.
+        labels: The episode's labels in logs and its transcript.
+        transcript_path: The file for the episode's transcript; None writes none.
+        reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``.
+    """
+
+    def __init__(
+        self,
+        codec: TrainedCodec,
+        *,
+        labels: dict[str, Any] | None = None,
+        transcript_path: StrPath | None = None,
+        reward: TrajectoryReward | None = None,
+    ) -> None:
+        self._codec = codec
+        self._labels = dict(labels or {})
+        self.name = episode_name(self._labels)
+        """The episode's name for people."""
+
+        self._transcript_path = None if transcript_path is None else Path(transcript_path)
+        self._reward = reward
+        self._written = False
+        self._requests: asyncio.Queue[_Request | None] = asyncio.Queue()
+        self._request: _Request | None = None
+        self._playing: asyncio.Task[Rollout] | None = None
+        self._rollout: Rollout | None = None
+        self.ends_at: float | None = None
+        """The batch's deadline by the event loop's clock, set before the episode starts; None sets none."""
+
+        self.error: HarborGymError | None = None
+        """The error that ended the episode, if one did."""
+
+    @abstractmethod
+    async def _play(self) -> Rollout:
+        """Play the episode to its end, with :meth:`_ask` as the policy."""
+
+    @abstractmethod
+    def _transcript(self) -> Transcript:
+        """Return the episode as text, as far as it is known."""
+
+    @abstractmethod
+    def _last_turn(self) -> tuple[float, Metrics, Logs]:
+        """Return the reward, the metrics and the logs of the last turn, which may have ended the episode."""
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition] | InitialObservationOverflow:
+        """Start the episode and return the first prompt.
+
+        Returns:
+            The prompt and the stop condition, or the cookbook's overflow sentinel with the verifier's reward when the
+            episode ended without an answer: the first prompt does not fit the context, or an agent made no request.
+
+        Raises:
+            HarborGymError: The task, the sandbox, its terminal or the agent failed.
+        """
+        if self._playing is not None:
+            raise UsageError("an environment plays one episode")
+        self._playing = asyncio.create_task(self._play())
+        self._playing.add_done_callback(lambda _: self._requests.put_nowait(None))
+        if (prompt := await self._next_prompt()) is None:
+            ended = await self._result(None)
+            return InitialObservationOverflow(reward=ended.reward, metrics=ended.metrics)
+        return tinker.ModelInput.from_ints(prompt), self._codec.stop
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Answer the player with the sampled tokens, and return its next prompt.
+
+        Args:
+            action: Sampled token ids.
+            extra: The cookbook's note on why sampling stopped.
+
+        Raises:
+            HarborGymError: Sandbox, terminal, agent or verifier failed; there is no reward then.
+            UsageError: The trajectory's reward is not a finite number.
+        """
+        if self._request is None:
+            raise UsageError("step can't be called before initial_observation")
+        # A budget may have run out, or the agent gone, while the cookbook sampled.
+        if not self._request.answer.done():
+            self._request.answer.set_result(Sample(list(action), None, (extra or {}).get("stop_reason", "stop")))
+        return await self._result(await self._next_prompt())
+
+    async def cut(self) -> StepResult:
+        """End the episode because the batch's deadline has passed, and verify it.
+
+        Returns:
+            A replacement for the last transition, with the verifier's reward.
+
+        Raises:
+            HarborGymError: As :meth:`step`.
+        """
+        assert self._request is not None, "the deadline cuts an episode that waits for an answer"
+        prompt: list[int] | None = self._request.prompt
+        while prompt is not None:
+            if not self._request.answer.done():
+                self._request.answer.set_exception(BatchDeadlineError("the batch's deadline has passed"))
+            prompt = await self._next_prompt()
+        return await self._result(None)
+
+    async def complete(self, trajectory: Trajectory) -> None:
+        """Make the trajectory one to train on, or the transcript complete, once the loop has the whole episode."""
+
+    async def drop(self, why: DropReason) -> None:
+        """Stop the sandbox of a dropped episode, and note this in its transcript."""
+        await self.close()
+        await self._write_transcript(dropped=why)
+
+    async def close(self) -> None:
+        """Stop the sandbox. Idempotent, at any time."""
+        if self._playing is None:
+            return
+        was_over = self._playing.done()
+        self._playing.cancel()
+        await asyncio.wait([self._playing])
+        error = None if self._playing.cancelled() else self._playing.exception()
+        if error is not None and not was_over:
+            raise error
+
+    async def _ask(self, prompt: Sequence[int]) -> Sample:
+        request = _Request(list(prompt), asyncio.get_running_loop().create_future())
+        self._requests.put_nowait(request)
+        return await request.answer
+
+    async def _next_prompt(self) -> list[int] | None:
+        """Return the next prompt that still needs an answer; None when the episode is over.
+
+        Raises:
+            HarborGymError: There is no verdict.
+        """
+        while (request := await self._requests.get()) is not None:
+            if not request.answer.done():
+                self._request = request
+                return request.prompt
+        assert self._playing is not None
+        try:
+            self._rollout = await self._playing
+            if self._rollout.error is not None:
+                raise self._rollout.error
+        except HarborGymError as exc:
+            self.error = exc
+            await self._write_transcript()
+            raise
+        return None
+
+    async def _result(self, prompt: list[int] | None) -> StepResult:
+        reward, metrics, logs = self._last_turn()
+        if prompt is None:
+            reward, ended = await self._end(reward)
+            metrics |= ended
+        return StepResult(
+            reward=reward,
+            episode_done=prompt is None,
+            next_observation=tinker.ModelInput.from_ints(prompt or []),
+            next_stop_condition=self._codec.stop,
+            metrics=metrics,
+            logs=logs,
+        )
+
+    async def _end(self, reward: float) -> tuple[float, Metrics]:
+        """Record the end of a verified episode, and return the last transition's reward and further metrics.
+
+        Args:
+            reward: The reward of the last transition.
+
+        Raises:
+            UsageError: The trajectory's reward is not a finite number.
+        """
+        assert self._rollout is not None
+        transcript, reason = self._transcript(), self._rollout.end_reason
+        metrics: Metrics = {"off_template_history": float(self._codec.off_template), stop_metric(reason): 1.0}
+        metrics |= {f"verifier/{name}": value for name, value in self._rollout.rewards.items()}
+        if self._reward is not None and transcript.turns:
+            added = await trajectory_reward(self._reward, transcript)
+            self._labels["trajectory_reward"] = metrics["trajectory_reward"] = added
+            reward += added
+        logger.info("%s: %s after %d turns, reward %g", self.name, reason.value, len(transcript.turns), reward)
+        await self._write_transcript()
+        return reward, metrics
+
+    async def _write_transcript(self, *, dropped: DropReason | None = None) -> None:
+        if self._transcript_path is None or (self._written and dropped is None):
+            return
+        self._written = True
+        writing = asyncio.to_thread(
+            write_transcript,
+            self._transcript_path,
+            self._transcript(),
+            labels=self._labels,
+            error=None if self.error is None else describe(self.error),
+            dropped=dropped,
+        )
+        await shielded(writing)  # if the episode is dropped meanwhile, `drop` writes the file again afterwards
+
+
+class HarborTerminalTinkerEnv(EpisodeEnv):
+    """One episode of our own loop for tinker-cookbook's RL loop.
 
     Observations are ``tinker.ModelInput`` objects that extend one another; actions are sampled tokens, whose text is
-    in the environment's ``action_format``. The reward is the verifier's, for every end reason; an infrastructure
-    failure raises, and the loop's rollout strategy retries or leaves out the episode.
+    in the environment's ``action_format``.
 
     Args:
         token_env: The token environment. This object owns it.
@@ -74,22 +284,15 @@ class HarborTerminalTinkerEnv(Env):
     def __init__(
         self,
         token_env: TokenTerminalEnv,
-        codec: RendererCodec,
+        codec: TrainedCodec,
         *,
         labels: dict[str, Any] | None = None,
-        transcript_path: Path | None = None,
+        transcript_path: StrPath | None = None,
         reward: TrajectoryReward | None = None,
     ) -> None:
+        super().__init__(codec, labels=labels, transcript_path=transcript_path, reward=reward)
         self._token_env = token_env
-        self._codec = codec
-        self._labels = dict(labels or {})
-        self.name = episode_name(self._labels)
-        """The episode's name for people."""
-
-        self._transcript_path = transcript_path
-        self._reward = reward
-        self._sums: Metrics = {}
-        self._written = False
+        self._is_first_turn = True
         self.branch: Branch | None = None
         """Where copies of the episode will begin; None makes none."""
 
@@ -99,93 +302,22 @@ class HarborTerminalTinkerEnv(Env):
         self.snapshots: dict[int, Snapshot] = {}
         """Turns at which the copies may begin → the snapshot, with its tokens; :meth:`close` frees their dumps."""
 
-        self.error: HarborGymError | None = None
-        """The error that ended the episode, if one did."""
-
-    async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition] | InitialObservationOverflow:
-        """Start the sandbox and return the first prompt.
-
-        Returns:
-            The prompt and the stop condition, or the cookbook's overflow sentinel with the verifier's reward when
-            the prompt alone would not fit the context.
-
-        Raises:
-            HarborGymError: The task, the sandbox or its terminal failed.
-        """
-        try:
-            step = await self._token_env.reset()
-        except HarborGymError as exc:
-            await self._write_transcript(exc)
-            raise
-        metrics = self._metrics(step)
-        if step.done:
-            await self._write_transcript()
-            return InitialObservationOverflow(reward=step.reward, metrics=metrics)
-        self._sums = {name: value for name, value in metrics.items() if name.startswith(("time/", "pool/"))}
-        return tinker.ModelInput.from_ints(step.observation), self._codec.stop
-
+    @override
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Type the text of the sampled tokens and return the extended prompt.
-
-        Args:
-            action: Sampled token ids.
-            extra: The cookbook's note on why sampling stopped.
-
-        Raises:
-            HarborGymError: Sandbox, terminal or verifier failed; there is no reward then.
-            UsageError: The trajectory's reward is not a finite number.
-        """
-        stop_reason = (extra or {}).get("stop_reason", "stop")
-        return await self._result(self._token_env.step(action, stop_reason=stop_reason))
-
-    async def cut(self) -> StepResult:
-        """End the episode because the batch's deadline has passed, and verify it.
-
-        Returns:
-            A replacement for the last transition, with the verifier's reward.
-
-        Raises:
-            HarborGymError: As :meth:`step`.
-        """
-        return await self._result(self._token_env.truncate(EndReason.BATCH_DEADLINE))
-
-    async def drop(self, why: DropReason) -> None:
-        """Stop the sandbox of a dropped episode, and note this in its transcript."""
-        await self.close()
-        await self._write_transcript(dropped=why)
-
-    async def _result(self, taking: Awaitable[TokenStep]) -> StepResult:
-        try:
-            step = await taking
-        except HarborGymError as exc:
-            await self._write_transcript(exc)
-            raise
-        metrics = self._metrics(step)
-        added = 0.0
-        if step.done:
-            if self._reward is not None:
-                added = await trajectory_reward(self._reward, self._token_env.transcript)
-                self._labels["trajectory_reward"] = metrics["trajectory_reward"] = added
-            self._log_end(step)
-            await self._write_transcript()
-        elif self.branch is not None:
+        result = await super().step(action, extra=extra)
+        if not result.episode_done and self.branch is not None:
             await self._keep_snapshot(self.branch)
-        return StepResult(
-            reward=step.reward + added,
-            episode_done=step.done,
-            next_observation=tinker.ModelInput.from_ints(step.observation),
-            next_stop_condition=self._codec.stop,
-            metrics=metrics,
-            logs=self._logs(step.info),
-        )
+        return result
 
+    @override
     async def close(self) -> None:
-        """Stop the sandbox. Idempotent, at any time."""
         for snapshot in self.snapshots.values():
             snapshot.close()
+        await super().close()
         await self._token_env.close()
 
-    async def note_logprobs(self, trajectory: Trajectory) -> None:
+    @override
+    async def complete(self, trajectory: Trajectory) -> None:
         """Add the sampled tokens' log-probabilities, which the loop reveals only at the end, to the transcript."""
         if self._transcript_path is not None:
             known = [transition.ac.maybe_logprobs for transition in trajectory.transitions]
@@ -199,45 +331,29 @@ class HarborTerminalTinkerEnv(Env):
         if branch.may_begin(taken, taken=taken):
             self.snapshots[taken] = await self._token_env.snapshot(mode=self.snapshot_mode)
 
-    def _metrics(self, step: TokenStep) -> Metrics:
-        metrics: Metrics = {**self._sums, **step.info["metrics"]}
-        self._sums = {}
-        metrics["parse_error"] = float(step.info.get("parse_error") is not None)
-        if step.done:
-            metrics["off_template_history"] = float(self._codec.off_template)
-            reason = step.info.get("end_reason", EndReason.COMPLETED)
-            metrics[stop_metric(reason)] = 1.0
-            for name, value in step.info.get("rewards", {}).items():
-                metrics[f"verifier/{name}"] = value
-        return metrics
+    @override
+    async def _play(self) -> Rollout:
+        return await run_episode(self._token_env, self._ask)
 
-    def _logs(self, info: EpisodeInfo) -> Logs:
-        turn = self._token_env.transcript.turns[-1]
-        logs: Logs = {"shown": turn.observation, "action": turn.action}
+    @override
+    def _transcript(self) -> Transcript:
+        return self._token_env.transcript
+
+    @override
+    def _last_turn(self) -> tuple[float, Metrics, Logs]:
+        transcript = self._token_env.transcript
+        metrics: Metrics = {}
+        if self._is_first_turn and transcript.turns:  # it has the times of the start as well
+            begun = transcript.infos[0]["metrics"]
+            metrics |= {name: value for name, value in begun.items() if name.startswith(("time/", "pool/"))}
+        self._is_first_turn = False
+        info = transcript.last_info
+        assert info is not None, "an episode without a turn has an end"
+        metrics |= {**info["metrics"], "parse_error": float(info.get("parse_error") is not None)}
+        if not transcript.turns:
+            return transcript.reward, metrics, {}
+        last = transcript.turns[-1]
+        logs: Logs = {"shown": last.observation, "action": last.action}
         if (reason := info.get("end_reason")) is not None:
-            logs["end_reason"] = reason.value
-            logs["final_observation"] = self._token_env.transcript.final_observation
-        return logs
-
-    def _log_end(self, step: TokenStep) -> None:
-        reason = step.info.get("end_reason", EndReason.COMPLETED)
-        turns = len(self._token_env.transcript.turns)
-        logger.info("%s: %s after %d turns, reward %g", self.name, reason.value, turns, step.reward)
-
-    async def _write_transcript(
-        self, error: HarborGymError | None = None, *, dropped: DropReason | None = None
-    ) -> None:
-        if error is not None:
-            self.error = error
-        if self._transcript_path is None or (self._written and dropped is None):
-            return
-        self._written = True
-        writing = asyncio.to_thread(
-            write_transcript,
-            self._transcript_path,
-            self._token_env.transcript,
-            labels=self._labels,
-            error=describe(error) if error is not None else None,
-            dropped=dropped,
-        )
-        await shielded(writing)  # if the episode is dropped meanwhile, `drop` writes the file again afterwards
+            logs |= {"end_reason": reason.value, "final_observation": transcript.final_observation}
+        return last.reward, metrics, logs

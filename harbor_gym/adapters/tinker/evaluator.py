@@ -3,13 +3,13 @@
 import asyncio
 import dataclasses
 import logging
-from pathlib import Path
 from typing import Any, override
 
 import tinker
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.rollout_logging import RolloutSummaryExportConfig
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.adapters.tinker.dataset import HarborRLDataset
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.strategy import RetryThenMask
@@ -40,7 +40,7 @@ class HarborEvaluator(RLTestSetEvaluator):
         dataset: HarborRLDataset,
         *,
         max_tokens: int,
-        run_dir: Path,
+        run_dir: StrPath,
         strategy: RetryThenMask,
         temperature: float = 0.0,
         first_checkpoint: str = "base",

@@ -6,26 +6,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from harbor_gym import errors
 from harbor_gym.adapters.tinker.branching import branch_metrics
-from harbor_gym.adapters.tinker.codec import RendererCodec
-from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
+from harbor_gym.adapters.tinker.codec import TrainedCodec
+from harbor_gym.adapters.tinker.env import STOP_REASONS, EpisodeEnv, HarborTerminalTinkerEnv
 from harbor_gym.adapters.tinker.sampling import codec_for
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.template import GroupTemplate
-from harbor_gym.config import Snapshot, TerminalEnvConfig, require_own_loop
-from harbor_gym.errors import HarborGymError
+from harbor_gym.config import AgentEpisodeConfig, Snapshot, TerminalEnvConfig, require_own_loop
+from harbor_gym.config.snapshot import NO_START
+from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.outcomes import error_name
 from harbor_gym.pool import WarmPool, portal_pool, shared_pool
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.wrappers import PortalEnv
-
-if TYPE_CHECKING:
-    from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +37,8 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     """Makes a group of environments of one task. Before ``make_envs`` it has only configuration, so it pickles.
 
     Sandboxes start when the loop requests the first observations, all of a group concurrently; environments that are
-    never used cost nothing.
+    never used cost nothing. Where one of Harbor's agents plays, Harbor starts them, so that warm ones are not used;
+    transcripts then have the agent's own conversation, and its terminal is not recorded.
     """
 
     template: GroupTemplate
@@ -64,9 +63,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     task_name: str = ""
     """The task's name in metrics and transcripts; by default that of its directory."""
 
-    _envs: list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"] = field(
-        default_factory=list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"], init=False, repr=False
-    )
+    _envs: list[EpisodeEnv] = field(default_factory=list[EpisodeEnv], init=False, repr=False)
     _made: int = field(default=0, init=False, repr=False)
     _noted: Metrics = field(default_factory=dict[str, float | int], init=False, repr=False)
 
@@ -102,14 +99,16 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     ) -> list[tuple[float, Metrics]]:
         """Add nothing to the verifier's rewards; report each episode's end reason, for shares over the batch.
 
+        An agent's untrained answers are removed from its trajectory.
+
         The first episode also has the group's metrics, so that the cookbook's mean is per group: ``infra/lost``
         (episodes), ``infra/retried`` (in fresh sandboxes), ``infra/masked`` (left out), the losses by error, and
         :attr:`harbor_gym.stragglers.ClosedGroup.metrics`. With ``branch``, a copy's reward includes those of the shared
         turns, and there are ``branch/…`` metrics.
         """
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
-            if isinstance(env, HarborTerminalTinkerEnv):
-                await env.note_logprobs(trajectory)
+            if isinstance(env, EpisodeEnv):
+                await env.complete(trajectory)
         rewards: list[tuple[float, Metrics]] = [
             (
                 getattr(trajectory, "paid", 0.0),
@@ -145,7 +144,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
 
         Close it with :func:`harbor_gym.pool.close_shared_pools` after the training; the loop's end closes it, too.
         """
-        if not self.warm_sandboxes:
+        if not self.warm_sandboxes or not isinstance(self.template.env, TerminalEnvConfig):
             return None
         if self.in_worker:
             return await portal_pool(self.own_env, size=self.warm_sandboxes)
@@ -159,28 +158,39 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return [self.task_name or self.template.env.task_dir.name]
 
     def _make_env(
-        self, codec: RendererCodec, index: int, pool: WarmPool | None, *, start_from: Snapshot | None = None
-    ) -> "HarborTerminalTinkerEnv | HarborAgentTinkerEnv":
-        path, config = self._transcript_path(index), self.own_env
+        self, codec: TrainedCodec, index: int, pool: WarmPool | None, *, start_from: Snapshot | None = None
+    ) -> EpisodeEnv:
+        template, path = self.template, self._transcript_path(index)
+        budgets: dict[str, Any] = {
+            "max_tokens": template.max_tokens,
+            "max_context_tokens": template.max_context_tokens,
+        }
+        kept: dict[str, Any] = {
+            "labels": self._labels(index),
+            "transcript_path": path,
+            "reward": find_trajectory_reward(template.trajectory_reward),
+        }
+        if isinstance(template.env, AgentEpisodeConfig):
+            from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
+
+            if start_from is not None:
+                raise UsageError("branch is for our own loop: an episode of one of Harbor's agents has no copy")
+            if template.make_env is not None:
+                raise UsageError("make_env is for our own loop: Harbor's trial starts the sandbox of an agent")
+            return HarborAgentTinkerEnv(template.env, codec, **budgets, **kept)
+        config = self.own_env
         if path is not None:
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         if start_from is not None:
-            config = config.model_copy(update={"start_from": start_from, "start_mode": "auto"})
-        env = find_make_env(self.template.make_env)(config, pool=pool)
-        token_env = TokenTerminalEnv(
-            PortalEnv(env) if pool is not None and self.in_worker else env,
-            codec,
-            max_tokens=self.template.max_tokens,
-            max_context_tokens=self.template.max_context_tokens,
-        )
-        reward = find_trajectory_reward(self.template.trajectory_reward)
-        labels = self._labels(index)
-        return HarborTerminalTinkerEnv(token_env, codec, labels=labels, transcript_path=path, reward=reward)
+            config = config.model_copy(update={**NO_START, "start_from": start_from})
+        env = find_make_env(template.make_env)(config, pool=pool)
+        portal = PortalEnv(env) if pool is not None and self.in_worker else env
+        return HarborTerminalTinkerEnv(TokenTerminalEnv(portal, codec, **budgets), codec, **kept)
 
     def _transcript_path(self, index: int) -> Path | None:
         if self.template.transcripts_dir is None:
             return None
-        return self.template.transcripts_dir / self.label / f"episode_{index + 1:03d}.json"
+        return Path(self.template.transcripts_dir) / self.label / f"episode_{index + 1:03d}.json"
 
     def _labels(self, index: int) -> dict[str, Any]:
         return {"task": self.task_name or self.template.env.task_dir.name, "group": self.label, "episode": index + 1}
@@ -189,7 +199,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return {**self.__dict__, "_envs": []}
 
 
-async def _close(env: "HarborTerminalTinkerEnv | HarborAgentTinkerEnv") -> None:
+async def _close(env: EpisodeEnv) -> None:
     try:
         await env.close()
     except HarborGymError as exc:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,9 +13,11 @@ from harbor_gym.config import (
     AnyEpisode,
     MaxRetries,
     NConcurrent,
+    OptionalPath,
     aliases,
 )
 from harbor_gym.errors import UsageError
+from harbor_gym.tasks.receipts import Severity
 from harbor_gym.types import ExecutorKind
 
 MAX_TOKENS, MAX_CONTEXT_TOKENS, MAX_LORA_RANK = 4096, 32_768, 32
@@ -29,13 +32,19 @@ class EvalConfig(BaseModel):
     paths: tuple[Path | str, ...] = Field(min_length=1)
     """Task directories, directories of tasks, git+URL@COMMIT#path, or a registry's org/name@ref."""
 
-    registry_path: Path | None = None
+    registry_path: OptionalPath = cast("Any", None)
     """registry.json to look names up in, in place of Harbor's registry."""
+
+    require_audit: OptionalPath = cast("Any", None)
+    """Folder of a harbor-gym audit: only tasks with a receipt there are played."""
+
+    refused_findings: Severity = Severity.ERROR
+    """With ``require_audit``: leave out tasks with a finding as bad as this."""
 
     env: AnyEpisode
     """How each episode is played: in our own loop, or by an agent. Each task takes the place of ``env.task_dir``."""
 
-    run: Path | None = None
+    run: OptionalPath = cast("Any", None)
     """Folder of a training run: its model and checkpoints."""
 
     checkpoint: str = "last"
@@ -81,7 +90,7 @@ class EvalConfig(BaseModel):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
 
-    output: Path | None = None
+    output: OptionalPath = cast("Any", None)
     """Folder for eval.json, transcripts and recordings. An interrupted evaluation in it continues, also in the middle
     of an episode; one of other settings, versions or tasks is refused. The default of ``harbor-gym eval`` is a new
     folder in ``runs/``."""

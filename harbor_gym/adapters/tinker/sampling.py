@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import tinker
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from harbor_gym.adapters.tinker.codec import RendererCodec, renderer_of
+from harbor_gym.adapters.tinker.codec import TrainedCodec, codec_of
 from harbor_gym.errors import UsageError
 from harbor_gym.types import Sample, Sampler
 
 
 @functools.lru_cache(maxsize=8)
-def codec_for(renderer_name: str, model_name: str) -> RendererCodec:
-    """Return the codec of a cookbook renderer with a model's tokenizer. Cached.
+def codec_for(renderer_name: str, model_name: str) -> TrainedCodec:
+    """Return the codec of a renderer's name, or of ``chat_template``, with a model's tokenizer. Cached.
 
     Raises:
         UsageError: The tokenizer can't be loaded, there is no such renderer, or it can't be continued token by token.
@@ -23,7 +23,7 @@ def codec_for(renderer_name: str, model_name: str) -> RendererCodec:
     except (OSError, ValueError) as exc:  # transformers' errors for a missing or invalid model
         reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
         raise UsageError(f"model_name {model_name!r}: its tokenizer can't be loaded: {reason}") from exc
-    return RendererCodec(renderer_of(renderer_name, tokenizer, model_name=model_name))
+    return codec_of(renderer_name, tokenizer, model_name=model_name)
 
 
 def tinker_sampler(

@@ -14,7 +14,8 @@ from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
-from harbor_gym.adapters.tinker.clocked import clocked_rollout, is_ours
+from harbor_gym.adapters.tinker.clocked import clocked_rollout
+from harbor_gym.adapters.tinker.env import EpisodeEnv
 from harbor_gym.adapters.tinker.families import Beginning, Families
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.seeding import seeded
@@ -172,7 +173,8 @@ class _Group:
             policy = self._policy_of(place, attempt)
             try:
                 env = await self._families.open(place, env, beginning)
-                if self._stragglers.is_active and is_ours(env):
+                # Any other environment can't be truncated, and is cancelled at the deadline.
+                if self._stragglers.is_active and isinstance(env, EpisodeEnv):
                     trajectory = await clocked_rollout(policy, env, clock)
                 else:
                     trajectory = await do_single_rollout(policy, env)

@@ -1,10 +1,10 @@
 """Settings of a group of episodes, in one object for the run, its dataset and each group."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward
-from harbor_gym.config import AnyEpisode, aliases, read_episode
+from harbor_gym.config import AnyEpisode, aliases, read_episode, require_one_conversation
 from harbor_gym.wrappers import MakeEnv
 
 
@@ -36,7 +36,7 @@ class GroupTemplate:
     """Copy episodes at a turn, see :meth:`.branch.Branch.parse`. With the strategy :class:`.RetryThenMask` the group
     then consists of families. None plays each episode from its start."""
 
-    transcripts_dir: Path | None = None
+    transcripts_dir: StrPath | None = None
     """Folder for transcripts and the terminals' recordings; None writes none."""
 
     make_env: MakeEnv | str | None = None
@@ -49,3 +49,5 @@ class GroupTemplate:
     def __post_init__(self) -> None:
         if isinstance(self.env, dict):  # an earlier name has joined it
             object.__setattr__(self, "env", read_episode(self.env, "env"))
+        if self.branch is not None:
+            require_one_conversation(self.env, "branch")

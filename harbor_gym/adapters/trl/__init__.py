@@ -8,8 +8,6 @@ A name is imported when it is first used; without the extra that raises
 
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.imports import lazy_names
-
 if TYPE_CHECKING:
     from harbor_gym.adapters.trl.async_worker import HarborRolloutWorker as HarborRolloutWorker
     from harbor_gym.adapters.trl.async_worker import RolloutProcessError as RolloutProcessError
@@ -25,7 +23,21 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.trl.rollouts import TerminalRollouts as TerminalRollouts
     from harbor_gym.adapters.trl.rollouts import rollout_reward as rollout_reward
     from harbor_gym.adapters.trl.spec import HarborSpec as HarborSpec
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-__getattr__, __dir__ = lazy_names(
-    __name__, __file__, requires=("trl", "datasets", "transformers", "torch"), install='"harbor-gym[trl]"'
-)
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".async_worker": "HarborRolloutWorker RolloutProcessError",
+            ".bash": "BASH_TOOL_VERSION BashHarness",
+            ".harness": "HarnessSettings ToolHarness",
+            ".jupyter": "JUPYTER_TOOL_VERSION JupyterHarness",
+            ".notes": "NOTES_TOOL_VERSION TerminalNotesHarness",
+            ".rewards": "verified_reward",
+            ".rollouts": "TerminalRollouts rollout_reward",
+            ".spec": "HarborSpec",
+        },
+        requires=("trl", "datasets", "transformers", "torch"),
+        install='"harbor-gym[trl]"',
+    )

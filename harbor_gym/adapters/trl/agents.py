@@ -1,10 +1,12 @@
-"""Finds a harness by name, by import path or as a class, and checks its tools."""
+"""Finds a harness by name, by import path or as a class, and checks its tools; tells Harbor's agents from it."""
 
 import difflib
 import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
+
+from harbor.models.agent.name import AgentName
 
 from harbor_gym.adapters.trl.bash import BashHarness
 from harbor_gym.adapters.trl.harness import ToolHarness
@@ -27,19 +29,29 @@ AGENTS = (*_TOOL_HARNESSES, TERMINAL)
 _NO_TOOLS = ("reset", "get_reward")
 
 
-def find_harness(agent: str | type[Any]) -> type[ToolHarness] | None:
-    """Return the harness of ``agent`` after checking the tools of a class that is not ours; None for ``terminal``.
+type Agent = str | type[ToolHarness] | dict[str, Any]
+"""A harness, or one of Harbor's agents as :class:`harbor_gym.config.AgentEpisodeConfig` takes it."""
+
+
+def find_harness(agent: Agent) -> type[ToolHarness] | None:
+    """Return the harness of ``agent`` after checking the tools of a class that is not ours.
 
     Args:
-        agent: A name, ``module.path:Class``, or a subclass of :class:`ToolHarness`.
+        agent: A name, ``module.path:Class``, a subclass of :class:`ToolHarness`, or the fields of Harbor's
+            ``AgentConfig``.
+
+    Returns:
+        The harness; None for ``terminal``, and for what may be one of Harbor's agents.
 
     Raises:
-        UsageError: There is no such harness, or its tools can't be shown to a policy.
+        UsageError: There is no such harness or agent, or its tools can't be shown to a policy.
     """
-    if agent == TERMINAL:
+    if isinstance(agent, dict) or agent == TERMINAL or agent in AgentName.values():
         return None
     found = _find(agent) if isinstance(agent, str) else agent
     if not (inspect.isclass(found) and issubclass(found, ToolHarness)):
+        if isinstance(agent, str):
+            return None
         raise UsageError(f"agent {agent!r} is no subclass of harbor_gym.adapters.trl.ToolHarness")
     if found not in _TOOL_HARNESSES.values():
         _check_tools(found)
@@ -51,8 +63,8 @@ def _find(agent: str) -> Any:
         return _TOOL_HARNESSES[agent]
     module, colon, name = agent.partition(":")
     if not colon:
-        near = difflib.get_close_matches(agent.lower(), AGENTS, n=2, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(AGENTS)}"
+        near = difflib.get_close_matches(agent.lower(), (*AGENTS, *AgentName.values()), n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(AGENTS)}, and Harbor's agents"
         raise UsageError(f"no agent is called {agent!r}; {hint} (a class of your own: module.path:Class)")
     try:
         return getattr(importlib.import_module(module), name)

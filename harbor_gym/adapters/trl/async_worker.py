@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import multiprocessing
 import os
@@ -15,11 +16,12 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.interrupts import exit_on_sigterm
 from harbor_gym._runtime.portal import get_portal
-from harbor_gym.adapters.trl.groups import EpisodeSample, GroupPlan, GroupPlayer, Metrics
-from harbor_gym.adapters.trl.signals import exit_cleanly_on_sigterm
-from harbor_gym.adapters.trl.slot import close_runs
+from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.adapters.trl.groups import GroupPlan, GroupPlayer, Metrics
 from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.pool import close_shared_pools
 
 if TYPE_CHECKING:
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # seconds to import
@@ -29,7 +31,6 @@ _HEARTBEAT_SEC = 1.0
 _POLL_SEC = 0.1
 _STOP_TIMEOUT_SEC = 60.0
 """Longest wait for the sandboxes of all groups to stop before the process is killed, in seconds."""
-_TERMINATE_TIMEOUT_SEC = 15.0
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,6 @@ class _Wires:
     version: Any
     heartbeat: Any
     """Time at which the rollout process was last seen alive, in seconds since the epoch."""
-    stop: Any
 
     @classmethod
     def make(cls, context: SpawnContext, queue_size: int) -> "_Wires":
@@ -59,45 +59,7 @@ class _Wires:
             context.Queue(1),
             context.Value("i", 0),
             context.Value("d", 0.0),
-            context.Event(),
         )
-
-
-class RolloutBuffer:
-    """The trainer's end of the queue of samples.
-
-    Args:
-        samples: The queue that both processes share.
-    """
-
-    def __init__(self, samples: Any) -> None:
-        self._samples = samples
-
-    def get(self, block: bool = True, timeout: float | None = None) -> "RolloutSample":
-        """Return the next sample.
-
-        Raises:
-            queue.Empty: No sample arrived in time.
-        """
-        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
-        return RolloutSample(**vars(self._samples.get(block, timeout)))
-
-    def put_nowait(self, sample: EpisodeSample) -> None:
-        """Add a sample.
-
-        Raises:
-            queue.Full: The queue is full.
-        """
-        self._samples.put_nowait(sample)
-
-    def qsize(self) -> int:
-        """Return the approximate number of waiting samples."""
-        return self._samples.qsize()
-
-    def empty(self) -> bool:
-        """Return whether the queue is empty."""
-        return self._samples.empty()
 
 
 class HarborRolloutWorker:
@@ -135,7 +97,7 @@ class HarborRolloutWorker:
         self._context = multiprocessing.get_context("spawn")
         self._wires = _Wires.make(self._context, queue_size)
         self._process: SpawnProcess | None = None
-        self.rollout_buffer: Any = RolloutBuffer(self._wires.rollouts)  # TRL's protocol names two classes of queues
+        self.rollout_buffer = self._wires.rollouts
         """The samples, for the trainer."""
         self.metrics_queue = self._wires.metrics
         """Each group's metrics, for the trainer."""
@@ -144,7 +106,6 @@ class HarborRolloutWorker:
         """Start the rollout process. The trainer calls this after it has sent the weights to the engine."""
         if self._process is not None:
             return
-        self._wires.stop.clear()
         self._wires.heartbeat.value = time.time()
         process = self._context.Process(
             target=_play_groups, args=(self.plan, self._wires), name="harbor-gym-rollouts", daemon=True
@@ -157,13 +118,10 @@ class HarborRolloutWorker:
         process, self._process = self._process, None
         if process is None:
             return
-        self._wires.stop.set()
+        process.terminate()
         process.join(_STOP_TIMEOUT_SEC)
         if process.is_alive():
-            logger.warning("the rollout process does not end after %g s: it is terminated", _STOP_TIMEOUT_SEC)
-            process.terminate()
-            process.join(_TERMINATE_TIMEOUT_SEC)
-        if process.is_alive():
+            logger.warning("the rollout process does not end after %g s: it is killed", _STOP_TIMEOUT_SEC)
             process.kill()
             process.join()
 
@@ -199,9 +157,10 @@ def _play_groups(plan: GroupPlan, wires: _Wires) -> None:
         item.cancel_join_thread()  # else the exit would wait for a trainer that no longer reads
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's, which stops this process
-    exit_cleanly_on_sigterm()
+    exit_on_sigterm()
     _exit_with_parent()
     try:
+        importlib.import_module("trl.experimental.async_grpo.async_rollout_worker")  # seconds, before any episode waits
         get_portal().call(_play, plan, wires)
     except Exception as exc:  # the end of the process: the trainer raises it
         wires.failures.put(_sendable(exc))
@@ -210,7 +169,7 @@ def _play_groups(plan: GroupPlan, wires: _Wires) -> None:
 
 
 async def _play(plan: GroupPlan, wires: _Wires) -> None:
-    async def emit(sample: EpisodeSample) -> None:
+    async def emit(sample: "RolloutSample") -> None:
         while True:
             try:
                 return wires.rollouts.put_nowait(sample)
@@ -221,18 +180,18 @@ async def _play(plan: GroupPlan, wires: _Wires) -> None:
         with contextlib.suppress(queue.Full):  # a trainer that logs nothing must not stop the rollouts
             wires.metrics.put_nowait(metrics)
 
-    player = GroupPlayer(plan, emit=emit, report=report, version=lambda: int(wires.version.value))
-    playing = asyncio.ensure_future(player.run())
-    try:
-        while not wires.stop.is_set() and not playing.done():
+    async def beat() -> None:
+        while True:
             wires.heartbeat.value = time.time()
-            await asyncio.wait((playing,), timeout=min(_HEARTBEAT_SEC, _POLL_SEC))
+            await asyncio.sleep(_HEARTBEAT_SEC)
+
+    player = GroupPlayer(plan, emit=emit, report=report, version=lambda: int(wires.version.value))
+    try:
+        async with task_group() as running:
+            running.create_task(beat())
+            running.create_task(player.run())
     finally:
-        playing.cancel()
-        await asyncio.wait((playing,))
-        await close_runs()
-    if not playing.cancelled():
-        playing.result()
+        await close_shared_pools()
 
 
 def _exit_with_parent() -> None:

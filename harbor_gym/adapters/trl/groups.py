@@ -1,6 +1,5 @@
 """Plays groups of episodes concurrently and returns them as samples of ``AsyncGRPOTrainer``."""
 
-import functools
 import itertools
 import math
 import statistics
@@ -9,21 +8,24 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbor.models.trial.config import TaskConfig
 
 from harbor_gym._runtime.task_groups import task_group
-from harbor_gym.adapters.trl.harness import HarnessSettings
+from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.trl.rewards import LOST_METRIC
-from harbor_gym.adapters.trl.slot import run_of
+from harbor_gym.config import AnyEpisode
 from harbor_gym.errors import HarborGymError
-from harbor_gym.rollout import context_tokens_of, end_word, run_with_retries
-from harbor_gym.sequences import flatten, staleness
-from harbor_gym.stragglers import EpisodeClock, play_rollouts
-from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.gateway import SessionLimits
+from harbor_gym.rollout import context_tokens_of, end_word
+from harbor_gym.sequences import staleness
+from harbor_gym.stragglers import Stragglers
 from harbor_gym.types import ChatCodec, Rollout, Sample, Sampler, TokenSequence, Turn
 
 if TYPE_CHECKING:
-    import numpy as np
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # seconds to import
 
 _STD_EPSILON = 1e-8
 """Added to a group's standard deviation as in TRL's own worker, so that equal rewards give an advantage of 0."""
@@ -36,8 +38,11 @@ type Metrics = dict[str, float | tuple[float, float]]
 class GroupPlan:
     """The settings of the groups. It pickles if its codec and ``open_sampler`` do."""
 
-    settings: HarnessSettings
-    """Tasks, sandbox and budgets."""
+    episode: AnyEpisode
+    """How each episode is played. Its task replaces ``task_dir``."""
+
+    task_dirs: Sequence[Path]
+    """The tasks, which the groups play in turn."""
 
     codec: ChatCodec
     """Writes and parses the policy's chats."""
@@ -45,39 +50,29 @@ class GroupPlan:
     open_sampler: Callable[[], AbstractAsyncContextManager[Sampler]]
     """Opens the policy's sampler; called once, in the process that plays the groups."""
 
+    limits: SessionLimits
+    """The budgets in tokens."""
+
     num_generations: int
     """Number of episodes in a group."""
 
     groups_at_once: int
     """Number of concurrent groups."""
 
-    max_tokens: int
-    """Most tokens of one message."""
+    max_retries: int
+    """Most retries of an episode."""
 
-    max_context_tokens: int | None
-    """Most tokens of an episode; None is no limit."""
+    stragglers: Stragglers
+    """Limits on a group's slowest episodes."""
+
+    pool_size: int | None
+    """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
 
     max_lost_groups: int
     """Number of groups in a row with nothing to train on that raises an error."""
 
     max_token_staleness: int | None = None
     """Tokens that are more weight versions behind the newest at their group's end are not trained; None trains all."""
-
-
-@dataclass(frozen=True)
-class EpisodeSample:
-    """An episode as the fields of TRL's ``RolloutSample``, which takes seconds to import: only the trainer needs it."""
-
-    prompt: list[dict[str, str]]
-    completion: list[dict[str, str]]
-    input_ids: "np.ndarray"
-    completion_mask: "np.ndarray"
-    old_log_probs: "np.ndarray"
-    advantage: float
-    model_version: int
-    group_id: int
-    metrics: dict[str, float]
-    enqueued_at: float
 
 
 class GroupPlayer:
@@ -94,7 +89,7 @@ class GroupPlayer:
         self,
         plan: GroupPlan,
         *,
-        emit: Callable[[EpisodeSample], Awaitable[None]],
+        emit: Callable[["RolloutSample"], Awaitable[None]],
         report: Callable[[Metrics], None],
         version: Callable[[], int],
     ) -> None:
@@ -113,8 +108,8 @@ class GroupPlayer:
             for _ in range(self._plan.groups_at_once):
                 lanes.create_task(self._play_on(numbers, sample))
 
-    async def play(self, number: int, sample: Sampler) -> list[EpisodeSample]:
-        """Play a group and return a sample for each episode that has something to train on.
+    async def play(self, number: int, sample: Sampler) -> "list[RolloutSample]":
+        """Play a group and return a sample for each sequence that has something to train on.
 
         Args:
             number: The group's number, from 0, which determines the task.
@@ -124,26 +119,35 @@ class GroupPlayer:
             HarborGymError: As :meth:`run`.
         """
         plan, started, version = self._plan, time.monotonic(), self._version()
-        indices = list(plan.settings.task_dirs)
-        index = indices[number % len(indices)]
-        versioned = _Versioned(sample, self._version)
-        stragglers = plan.settings.stragglers
-        rollouts, closed = await play_rollouts(
-            plan.num_generations, stragglers, lambda place, clock: _play(plan, index, versioned, clock)
-        )
-        newest, sequences = self._version(), [flatten(rollout) for rollout in rollouts]
-        behind = {f"rollout/tokens_{age}_behind_total": float(n) for age, n in staleness(sequences, newest).items()}
+        task = TaskConfig(path=plan.task_dirs[number % len(plan.task_dirs)])
+        rollouts = await self._interface(sample).run([task] * plan.num_generations)
+        newest, played = self._version(), [rollout.segments for rollout in rollouts]
+        behind = staleness(itertools.chain.from_iterable(played), newest)
         if plan.max_token_staleness is not None:
             oldest = newest - plan.max_token_staleness
-            sequences, version = [sequence.masked(older_than=oldest) for sequence in sequences], max(version, oldest)
-        samples = _as_samples(rollouts, sequences, version, number)
-        metrics = _metrics(rollouts, time.monotonic() - started) | behind
-        if stragglers.is_active:
-            task = plan.settings.task_dirs[index].name
-            metrics |= {**closed.metrics, f"stragglers/{task}/dropped_total": float(len(closed.dropped))}
+            played = [[segment.masked(older_than=oldest) for segment in segments] for segments in played]
+            version = max(version, oldest)
+        samples = _as_samples(rollouts, played, version, number)
+        metrics = _metrics(rollouts, time.monotonic() - started)
+        metrics |= {f"rollout/tokens_{age}_behind_total": float(count) for age, count in behind.items()}
+        if (dropped := metrics.get("stragglers/dropped")) is not None:
+            metrics[f"stragglers/{rollouts[0].task_name}/dropped_total"] = dropped
         self._report(metrics)
         self._count_lost(rollouts, is_lost=not samples)
         return samples
+
+    def _interface(self, sample: Sampler) -> RolloutInterface:
+        plan = self._plan
+        return RolloutInterface(
+            plan.episode,
+            _Versioned(sample, self._version),
+            plan.codec,
+            limits=plan.limits,
+            n_concurrent=plan.stragglers.started(plan.num_generations),
+            max_retries=plan.max_retries,
+            stragglers=plan.stragglers,
+            pool_size=plan.pool_size,
+        )
 
     async def _play_on(self, numbers: "itertools.count[int]", sample: Sampler) -> None:
         while True:
@@ -163,16 +167,6 @@ class GroupPlayer:
             ) from (errors[-1] if errors else None)
 
 
-async def _play(plan: GroupPlan, task_index: int, sample: Sampler, clock: EpisodeClock) -> Rollout:
-    settings, config = plan.settings, plan.settings.config_of(task_index)
-
-    def make() -> TokenTerminalEnv:
-        env = run_of(settings.run_id).make_env(config, pool_size=settings.pool_size)
-        return TokenTerminalEnv(env, plan.codec, max_tokens=plan.max_tokens, max_context_tokens=plan.max_context_tokens)
-
-    return await run_with_retries(make, sample, max_retries=settings.max_retries, clock=clock)
-
-
 @dataclass(frozen=True)
 class _Versioned:
     """A sampler that adds to each sample the version of the weights at its beginning."""
@@ -189,32 +183,36 @@ class _Versioned:
 
 
 def _as_samples(
-    rollouts: Sequence[Rollout], sequences: Sequence[TokenSequence], version: int, group: int
-) -> list[EpisodeSample]:
+    rollouts: Sequence[Rollout], played: Sequence[Sequence[TokenSequence]], version: int, group: int
+) -> "list[RolloutSample]":
+    """Return a sample for each sequence with trained tokens; those of an episode have its advantage, as in TRL."""
     import numpy as np
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean, std = (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (math.nan, math.nan)
-    samples: list[EpisodeSample] = []
-    for rollout, sequence in zip(rollouts, sequences, strict=True):
-        if rollout.reward is None or not any(sequence.mask):
+    samples: list[RolloutSample] = []
+    for rollout, segments in zip(rollouts, played, strict=True):
+        if rollout.reward is None:
             continue
-        shown = len(sequence.prompt)
         prompt, completion = _messages(rollout.turns)
-        samples.append(
-            EpisodeSample(
-                prompt=prompt,
-                completion=completion,
-                input_ids=np.asarray(sequence.token_ids, dtype=np.int64),
-                completion_mask=np.asarray([0] * shown + sequence.mask, dtype=np.int64),
-                old_log_probs=np.asarray([0.0] * shown + sequence.logprobs, dtype=np.float32),
-                advantage=(rollout.reward - mean) / (std + _STD_EPSILON),
-                model_version=version,
-                group_id=group,
-                metrics={"reward": rollout.reward, "reward_std": std, "rewards/rollout_reward": rollout.reward},
-                enqueued_at=time.time(),
+        for sequence in segments:
+            if not any(sequence.mask):
+                continue
+            samples.append(
+                RolloutSample(
+                    prompt=prompt,
+                    completion=completion,
+                    input_ids=np.asarray(sequence.token_ids, dtype=np.int64),
+                    completion_mask=np.asarray(sequence.token_mask, dtype=np.int64),
+                    old_log_probs=np.asarray(sequence.token_logprobs, dtype=np.float32),
+                    advantage=(rollout.reward - mean) / (std + _STD_EPSILON),
+                    model_version=version,
+                    group_id=group,
+                    metrics={"reward": rollout.reward, "reward_std": std, "rewards/rollout_reward": rollout.reward},
+                    enqueued_at=time.time(),
+                )
             )
-        )
     return samples
 
 
@@ -230,26 +228,12 @@ def _messages(turns: Sequence[Turn]) -> tuple[list[dict[str, str]], list[dict[st
 def _metrics(rollouts: Sequence[Rollout], duration_sec: float) -> Metrics:
     ends = Counter(end_word(rollout) for rollout in rollouts)
     lost = sum(rollout.is_lost for rollout in rollouts)
-    turns = sum(len(rollout.transitions) for rollout in rollouts)
+    turns = math.fsum(rollout.metrics.get("turns", 0.0) for rollout in rollouts)
+    of_group = {name: value for name, value in rollouts[0].metrics.items() if name.startswith("stragglers/")}
     return {
+        **of_group,
         LOST_METRIC: (float(lost), float(len(rollouts))),
-        "rollout/turns_mean": (float(turns), float(len(rollouts))),
+        "rollout/turns_mean": (turns, float(len(rollouts))),
         "rollout/duration_s": duration_sec,
         **{f"harbor/{end}_total": float(count) for end, count in ends.items()},
     }
-
-
-def ready(sampler: Sampler) -> Callable[[], AbstractAsyncContextManager[Sampler]]:
-    """Return an ``open_sampler`` for a sampler that is already open; it pickles if the sampler does."""
-    return functools.partial(_Ready, sampler)
-
-
-class _Ready(AbstractAsyncContextManager[Sampler]):
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    async def __aenter__(self) -> Sampler:
-        return self._sampler
-
-    async def __aexit__(self, *error: Any) -> None:
-        return None

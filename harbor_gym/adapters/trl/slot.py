@@ -166,10 +166,3 @@ def run_of(run_id: str) -> SlotOwner:
 async def close_run(run_id: str) -> None:
     """Close every slot and warm pool of a spec in this process, side by side, and refuse its further episodes."""
     await _runs[run_id].close()
-
-
-async def close_runs() -> None:
-    """Close every spec's slots and pools in this process."""
-    async with asyncio.TaskGroup() as group:
-        for run in list(_runs.values()):
-            group.create_task(run.close())

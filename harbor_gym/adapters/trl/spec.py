@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError
-
+from harbor_gym._runtime.interrupts import exit_on_sigterm
 from harbor_gym._runtime.portal import get_portal
-from harbor_gym.adapters.trl.agents import find_harness
+from harbor_gym.adapters.harbor.agents import require_agent
+from harbor_gym.adapters.trl.agents import TERMINAL, Agent, find_harness
 from harbor_gym.adapters.trl.async_settings import engine_sampler, groups_at_once, queue_size
 from harbor_gym.adapters.trl.async_worker import HarborRolloutWorker
 from harbor_gym.adapters.trl.bash import BashHarness, BashStepsHarness
@@ -21,26 +21,28 @@ from harbor_gym.adapters.trl.groups import GroupPlan
 from harbor_gym.adapters.trl.harness import HarnessSettings, ToolHarness, make_factory
 from harbor_gym.adapters.trl.rewards import verified_reward
 from harbor_gym.adapters.trl.rollouts import TASK_KEY, TerminalRollouts, rollout_reward
-from harbor_gym.adapters.trl.scored import make_scored_factory
-from harbor_gym.adapters.trl.signals import exit_cleanly_on_sigterm
 from harbor_gym.adapters.trl.slot import close_run
 from harbor_gym.codecs import HFCodec
 from harbor_gym.codecs.hf import ChatTokenizer
-from harbor_gym.config import DEFAULT_MAX_RETRIES, AgentEpisodeConfig, TerminalEnvConfig, describe_problems
+from harbor_gym.config import (
+    DEFAULT_MAX_RETRIES,
+    AgentEpisodeConfig,
+    AnyEpisode,
+    TerminalEnvConfig,
+    read_episode,
+    require_one_conversation,
+    require_own_loop,
+)
 from harbor_gym.episode.task import require_sandbox
 from harbor_gym.errors import UsageError
+from harbor_gym.gateway import SessionLimits
 from harbor_gym.stragglers import Stragglers
-from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+from harbor_gym.tasks import SourcedTask, TaskSource, read_instruction, resolve_tasks
 from harbor_gym.types import DEFAULT_SANDBOX, Sampler
 
 if TYPE_CHECKING:
     from datasets import Dataset  # seconds to import
     from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # likewise
-
-_OF_AGENTS = AgentEpisodeConfig.model_fields.keys() - TerminalEnvConfig.model_fields.keys()
-"""Fields that the record refuses with a reason."""
-
-type TaskSource = str | Path | SourcedTask
 
 
 class HarborSpec:
@@ -56,17 +58,19 @@ class HarborSpec:
         agent: ``bash``, one tool in one persistent session, and with a task of several steps a second one that ends a
             step; ``terminal_notes``, the same with a scratchpad; ``jupyter``, cells of a notebook's kernel;
             ``terminal``, keystrokes in the configuration's ``action_format``; a subclass of :class:`ToolHarness`, or
-            its ``module.path:Class``.
+            its ``module.path:Class``. For :meth:`rollout_worker` also one of Harbor's agents, as
+            :attr:`harbor_gym.config.AgentEpisodeConfig.agent` names it.
         sandbox: ``local``, a Harbor environment type by name, or ``module.path:Class``.
         pool_size: Sandboxes that a warm pool keeps ready for each task; None starts one per episode.
         indices: Indices of the tasks in the suite, from 0; None takes all. ``task_index`` stays the suite's.
         max_retries: Most retries of an episode after failures of the infrastructure: of its start with a tool harness,
-            of the whole episode with ``terminal``.
+            of the whole episode else.
         stragglers: Limits on the slowest episodes of each group of :meth:`rollout_worker`, or of each task in a batch
             of ``rollout_func``. With a tool harness, which TRL's own loop plays, only ``batch_deadline_sec`` is
             possible, counted from each episode's start: the next tool call then ends the episode.
-        max_context_tokens: Only with ``terminal``, see :class:`TerminalRollouts`.
-        settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`.
+        max_context_tokens: See :class:`TerminalRollouts`; not with a tool harness.
+        settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`, or with one of Harbor's agents of
+            :class:`harbor_gym.config.AgentEpisodeConfig`.
 
     Raises:
         UsageError: An argument is wrong; the message lists near matches.
@@ -83,7 +87,7 @@ class HarborSpec:
         self,
         tasks: TaskSource | Sequence[TaskSource],
         *,
-        agent: str | type[ToolHarness] = "bash",
+        agent: Agent = "bash",
         sandbox: str = DEFAULT_SANDBOX,
         pool_size: int | None = None,
         indices: Sequence[int] | None = None,
@@ -96,50 +100,66 @@ class HarborSpec:
         _require_at_least("max_retries", max_retries, 0)
         _require_at_least("max_context_tokens", max_context_tokens, 1)
         self._harness = find_harness(agent)
+        is_harbors = self._harness is None and agent != TERMINAL
+        if is_harbors and pool_size is not None:
+            raise UsageError("an agent of Harbor's starts its own sandbox: leave pool_size out")
         if self._harness is not None and max_context_tokens is not None:
-            raise UsageError("max_context_tokens is for agent='terminal'; elsewhere max_completion_length is the limit")
-        stragglers = stragglers or Stragglers()
-        if self._harness is not None and stragglers.over_sample > 1:
+            raise UsageError("max_context_tokens is not for tools: max_completion_length is their limit")
+        self._stragglers = stragglers or Stragglers()
+        if self._harness is not None and self._stragglers.over_sample > 1:
             raise UsageError(
                 "over_sample is for agent='terminal': with tools TRL itself decides how many episodes it plays"
             )
         self._max_context_tokens = max_context_tokens
-        sources = [tasks] if isinstance(tasks, str | Path | SourcedTask) else list(tasks)
-        self._tasks = _select(get_portal().call(resolve_tasks, sources), indices)
+        self._tasks = _select(get_portal().call(resolve_tasks, tasks), indices)
         self._instructions = {index: read_instruction(task) for index, task in self._tasks.items()}
         if self._harness is not None:
             self._harness = _fit_steps(self._harness, self._tasks.values())
-        config = _make_config(next(iter(self._tasks.values())).path, sandbox, settings)
-        if self._harness is not None and self._harness._takes_text and config.terminal.keys is None:  # pyright: ignore[reportPrivateUsage]  # as harnesses set it
+        player = {"agent": agent} if is_harbors else {}
+        config = _make_config(next(iter(self._tasks.values())).path, {"sandbox": sandbox, **player, **settings})
+        if isinstance(config, AgentEpisodeConfig):
+            require_agent(config)
+        elif self._harness is not None and self._harness._takes_text and config.terminal.keys is None:  # pyright: ignore[reportPrivateUsage]  # as harnesses set it
             config = config.model_copy(update={"terminal": config.terminal.model_copy(update={"keys": "literal"})})
         require_sandbox(config)
-        self._settings = HarnessSettings(
-            config,
-            {index: task.path for index, task in self._tasks.items()},
-            pool_size=pool_size,
-            max_retries=max_retries,
-            stragglers=stragglers,
-            run_id=uuid.uuid4().hex,
-        )
+        self._config, self._pool_size, self._max_retries = config, pool_size, max_retries
+        self._run_id = uuid.uuid4().hex
         self._restore_sigterm: Callable[[], object] = lambda: None
         self._workers: weakref.WeakSet[HarborRolloutWorker] = weakref.WeakSet()
 
     @property
     def agent(self) -> type[ToolHarness] | None:
-        """The tool harness; None for ``terminal``."""
+        """The tool harness; None for ``terminal`` and Harbor's agents."""
         return self._harness
 
     @property
     def settings(self) -> HarnessSettings:
-        """The settings of the environments."""
-        return self._settings
+        """The settings of the environments.
+
+        Raises:
+            UsageError: The agent is one of Harbor's, or ``compaction`` is set.
+        """
+        config = require_own_loop(self._config, "a GRPOTrainer")
+        require_one_conversation(config, "a GRPOTrainer")
+        return HarnessSettings(
+            config,
+            self._task_dirs,
+            pool_size=self._pool_size,
+            max_retries=self._max_retries,
+            stragglers=self._stragglers,
+            run_id=self._run_id,
+        )
+
+    @property
+    def _task_dirs(self) -> dict[int, Path]:
+        return {index: task.path for index, task in self._tasks.items()}
 
     @property
     def train_dataset(self) -> "Dataset":
         """A row per task: ``prompt`` (the instruction as the user's message), ``task`` (its name), ``task_index``.
 
-        The prompt has no skills and MCP servers, which only a sandbox knows. With ``terminal`` the prompt names the
-        task for ``rollout_func``, and the policy sees the episode's own first prompt instead.
+        The prompt has no skills and MCP servers, which only a sandbox knows. Without a tool harness the prompt names
+        the task for ``rollout_func``, and the policy sees the episode's own first prompt instead.
         """
         from datasets import Dataset
 
@@ -156,25 +176,12 @@ class HarborSpec:
         """A picklable function that makes one environment of a tool harness.
 
         Raises:
-            UsageError: The agent is ``terminal``.
+            UsageError: The agent is no tool harness.
         """
+        settings = self.settings
         if self._harness is None:
             raise UsageError("agent='terminal' calls no tools: pass rollout_func to the trainer, or trainer_arguments")
-        return make_factory(self._harness, self._settings)
-
-    @property
-    def async_environment_factory(self) -> Callable[[], ToolHarness]:
-        """A function that makes one environment with ``get_reward`` for ``AsyncGRPOTrainer``'s own worker process.
-
-        That worker renders the chat anew for each turn, and does not train a token that is then written differently;
-        :meth:`rollout_worker` is exact.
-
-        Raises:
-            UsageError: The agent is ``terminal``.
-        """
-        if self._harness is None:
-            raise UsageError("agent='terminal' calls no tools: pass rollout_worker to the AsyncGRPOTrainer")
-        return make_scored_factory(self._harness, self._settings)
+        return make_factory(self._harness, settings)
 
     def rollout_worker(
         self,
@@ -186,7 +193,7 @@ class HarborSpec:
         max_token_staleness: int | None = None,
         sampler: Callable[[], AbstractAsyncContextManager[Sampler]] | None = None,
     ) -> HarborRolloutWorker:
-        """Return the rollouts of ``terminal`` for ``AsyncGRPOTrainer(rollout_worker=…)``, exact to the token.
+        """Return the rollouts for ``AsyncGRPOTrainer(rollout_worker=…)``, exact to the token.
 
         Args:
             args: The trainer's configuration, which has the engine, sampling, ``num_generations``,
@@ -204,20 +211,24 @@ class HarborSpec:
         """
         if self._harness is not None:
             raise UsageError(
-                "rollout_worker is for agent='terminal' (its action_format may be 'bash-tool'): pass "
-                "async_environment_factory to the AsyncGRPOTrainer as environment_factory"
+                "rollout_worker is for agent='terminal', whose action_format may be 'bash-tool', and Harbor's agents"
             )
         template_kwargs: Any = args.chat_template_kwargs or {}
         codec = HFCodec(tokenizer, **template_kwargs)
         worker = HarborRolloutWorker(
             GroupPlan(
-                self._settings,
+                self._config,
+                tuple(self._task_dirs.values()),
                 codec,
                 engine_sampler(args, model, codec.stop) if sampler is None else sampler,
+                SessionLimits(
+                    max_answer_tokens=args.max_completion_length, max_context_tokens=self._max_context_tokens
+                ),
                 num_generations=args.num_generations,
                 groups_at_once=groups_at_once(args),
-                max_tokens=args.max_completion_length,
-                max_context_tokens=self._max_context_tokens,
+                max_retries=self._max_retries,
+                stragglers=self._stragglers,
+                pool_size=self._pool_size,
                 max_lost_groups=max_lost_groups,
                 max_token_staleness=max_token_staleness,
             ),
@@ -231,13 +242,13 @@ class HarborSpec:
         """A picklable function that runs the episodes of ``terminal``.
 
         Raises:
-            UsageError: The agent is a tool harness.
+            UsageError: The agent is a tool harness, or one of Harbor's.
         """
         if self._harness is not None:
             raise UsageError(
                 "rollout_func is for agent='terminal': pass environment_factory to the trainer, or trainer_arguments"
             )
-        return TerminalRollouts(self._settings, max_context_tokens=self._max_context_tokens)
+        return TerminalRollouts(self.settings, max_context_tokens=self._max_context_tokens)
 
     @property
     def reward_funcs(self) -> Callable[..., list[float | None]]:
@@ -254,10 +265,10 @@ class HarborSpec:
         """Stop every sandbox and warm pool of this object's episodes, here and in its workers. Idempotent; blocks."""
         for worker in self._workers:
             worker.stop()
-        get_portal().call(close_run, self._settings.run_id)
+        get_portal().call(close_run, self._run_id)
 
     def __enter__(self) -> Self:
-        self._restore_sigterm = exit_cleanly_on_sigterm()
+        self._restore_sigterm = exit_on_sigterm()
         return self
 
     def __exit__(
@@ -300,14 +311,11 @@ def _fit_steps(harness: type[ToolHarness], tasks: Iterable[SourcedTask]) -> type
     return harness
 
 
-def _make_config(task_dir: Path, sandbox: str, settings: dict[str, Any]) -> TerminalEnvConfig:
-    known = set(TerminalEnvConfig.model_fields) - {"task_dir"}
+def _make_config(task_dir: Path, settings: dict[str, Any]) -> AnyEpisode:
+    known = (TerminalEnvConfig.model_fields | AgentEpisodeConfig.model_fields).keys() - {"task_dir"}
     for name in settings:
-        if name not in known and name not in _OF_AGENTS:
+        if name not in known:
             near = difflib.get_close_matches(name, known, n=2)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
             raise UsageError(f"there is no setting {name!r}; {hint}")
-    try:
-        return TerminalEnvConfig.model_validate({"task_dir": task_dir, "sandbox": sandbox, **settings})
-    except ValidationError as exc:
-        raise UsageError(f"the environments can't be made with these settings: {describe_problems(exc)}") from exc
+    return read_episode({"task_dir": task_dir, **settings})

@@ -7,7 +7,8 @@ Each name is imported when it is first used; without the extra that raises
 
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.imports import lazy_names
+PLUGIN_ID = "harbor-gym-verifiers"
+"""The id under which verifiers finds the taskset, the harness and the environment."""
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.verifiers.env import HarborEnvConfig as HarborEnvConfig
@@ -18,10 +19,17 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.verifiers.taskset import HarborTaskData as HarborTaskData
     from harbor_gym.adapters.verifiers.taskset import HarborTasksetConfig as HarborTasksetConfig
     from harbor_gym.adapters.verifiers.taskset import HarborTerminalTaskset as HarborTerminalTaskset
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-PLUGIN_ID = "harbor-gym-verifiers"
-"""The id under which verifiers finds the taskset, the harness and the environment."""
-
-__getattr__, __dir__ = lazy_names(
-    __name__, __file__, also=("PLUGIN_ID",), requires=("verifiers",), install='"harbor-gym[verifiers]"'
-)
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".env": "HarborEnvConfig HarborTerminalEnv",
+            ".harness": "HarborHarnessConfig HarborTerminalHarness",
+            ".taskset": "HarborTask HarborTaskData HarborTasksetConfig HarborTerminalTaskset",
+            ".": "PLUGIN_ID",
+        },
+        requires=("verifiers",),
+        install='"harbor-gym[verifiers]"',
+    )

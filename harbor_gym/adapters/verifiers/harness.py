@@ -13,9 +13,16 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 
 from harbor_gym.adapters.harbor.agents import harbors_agent
 from harbor_gym.adapters.verifiers.outcome import as_rollout_error
-from harbor_gym.adapters.verifiers.players import Endpoint, play_agent, play_terminal
+from harbor_gym.adapters.verifiers.players import Endpoint, play
 from harbor_gym.adapters.verifiers.taskset import HarborTaskData
-from harbor_gym.config import AgentEpisodeConfig, AnyEpisode, TerminalEnvConfig, aliases, read_episode
+from harbor_gym.config import (
+    AgentEpisodeConfig,
+    AnyEpisode,
+    TerminalEnvConfig,
+    aliases,
+    read_episode,
+    require_one_conversation,
+)
 from harbor_gym.episode.task import require_sandbox
 from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import pause_sec
@@ -55,6 +62,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
         try:
             config = self.episode()
             environment_config(config.sandbox, options=config.sandbox_options)
+            require_one_conversation(config, "verifiers")
             if isinstance(config, AgentEpisodeConfig):
                 harbors_agent(config)
         except UsageError as exc:
@@ -66,15 +74,6 @@ class HarborHarnessConfig(vf.HarnessConfig):
     def episode(self, task_dir: Path = Path()) -> AnyEpisode:
         """Return how a task's episodes are played."""
         return read_episode({**self.terminal_env, "task_dir": task_dir}, "terminal_env")
-
-    def preflight(self) -> None:
-        """Check that a sandbox can start here, or that the installed Harbor can use a server.
-
-        Raises:
-            MissingDependencyError: A package, a program or a daemon is missing.
-            UsageError: A setting is missing or wrong.
-        """
-        require_sandbox(self.episode())
 
 
 class SharedState:
@@ -143,13 +142,13 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
         """The environment's shared state, if that is a :class:`HarborTerminalEnv`."""
 
     async def preflight(self) -> None:
-        """See :meth:`HarborHarnessConfig.preflight`.
+        """Check that a sandbox can start here, or that the installed Harbor can use a server.
 
         Raises:
             MissingDependencyError: A package, a program or a daemon is missing.
             UsageError: A setting is missing or wrong.
         """
-        await asyncio.to_thread(self.config.preflight)
+        await asyncio.to_thread(require_sandbox, self.config.episode())
 
     @override
     async def launch(
@@ -174,12 +173,11 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
         address = Endpoint(endpoint, secret, ctx.model, trace, data.system_prompt, known)
         try:
             self.shared.require_not_refused(ctx.model)
-            if isinstance(config, AgentEpisodeConfig):
-                outcome = await play_agent(config, address)
-            else:
-                pool = None if self.config.pool_size is None else self.shared.pool(config, self.config.pool_size)
-                ends = self.config.ends_without_tool_call
-                outcome = await play_terminal(config, address, pool=pool, ends_without_tool_call=ends)
+            pool: WarmPool | None = None
+            if isinstance(config, TerminalEnvConfig) and self.config.pool_size is not None:
+                pool = self.shared.pool(config, self.config.pool_size)
+            ends = self.config.ends_without_tool_call
+            outcome = await play(config, address, pool=pool, ends_without_tool_call=ends)
         except HarborGymError as exc:
             await _wait_for_provider(exc)
             raise as_rollout_error(exc) from exc

@@ -8,7 +8,7 @@ import verifiers.v1 as vf
 
 from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.verifiers.outcome import Outcome, budget_of
-from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
+from harbor_gym.config import AgentEpisodeConfig, AnyEpisode
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.formats.tool_call import TERMINAL_TOOLS
 from harbor_gym.formats.tool_text import tool_schema
@@ -45,7 +45,7 @@ class Endpoint:
     def open(self) -> ChatEndpoint:
         """Return a client without limits, since verifiers sets them."""
         endpoint = ChatEndpoint(self.url, self.model, max_tokens=None, timeout_sec=None, api_key=self.secret)
-        endpoint.has_answered = self.has_answered
+        endpoint.history.has_answered = self.has_answered
         return endpoint
 
 
@@ -69,48 +69,33 @@ class _Asker:
             raise spent from exc
 
 
-async def play_terminal(
-    config: TerminalEnvConfig, address: Endpoint, *, pool: WarmPool | None, ends_without_tool_call: bool
+async def play(
+    config: AnyEpisode, address: Endpoint, *, pool: WarmPool | None, ends_without_tool_call: bool
 ) -> Outcome:
-    """Play an episode in this package's own loop.
+    """Play an episode in this package's own loop, or by one of Harbor's agents behind the gateway.
 
     Args:
-        config: The task, the sandbox and the budgets.
-        address: The policy's endpoint.
-        pool: The pool of the sandbox; None starts one.
-        ends_without_tool_call: See :func:`harbor_gym.samplers.run_chat_episode`.
-
-    Raises:
-        HarborGymError: The infrastructure failed, or the task or a setting is wrong.
-    """
-    # verifiers' clients parse tool calls, and drop calls of tools that the request does not declare.
-    own = TERMINAL_TOOLS if config.action_format is ActionFormat.BASH_TOOL else ()
-    env = AsyncTerminalGymEnv(config, pool=pool)
-    async with address.open() as endpoint:
-        asker = _Asker(endpoint, address)
-
-        async def ask(messages: Sequence[Any]) -> ChatAnswer:
-            return await asker(messages, tools=[tool_schema(tool) for tool in (*own, *env.tools)])
-
-        rollout = await run_chat_episode(env, ask, ends_without_tool_call=ends_without_tool_call)
-    return Outcome.of(rollout, config)
-
-
-async def play_agent(config: AgentEpisodeConfig, address: Endpoint) -> Outcome:
-    """Play a trial with one of Harbor's agents behind the gateway.
-
-    Args:
-        config: The task, the sandbox and the agent.
+        config: The task, the sandbox, the budgets, and the agent.
         address: The policy's endpoint, which the gateway calls with chat completions for any agent's wire.
+        pool: The pool of our own loop's sandbox; None starts one.
+        ends_without_tool_call: See :func:`harbor_gym.samplers.run_chat_episode`.
 
     Raises:
         HarborGymError: The infrastructure or the agent failed, or the task or a setting is wrong.
     """
     async with address.open() as endpoint:
-        sampler = ProxySampler(_Asker(endpoint, address))
-        interface = RolloutInterface(config, sampler, ProxyCodec(), max_retries=0)  # verifiers retries
-        rollout = await interface.run_one(config.task_dir)
-    return Outcome.of(rollout, config)
+        asker = _Asker(endpoint, address)
+        if isinstance(config, AgentEpisodeConfig):
+            interface = RolloutInterface(config, ProxySampler(asker), ProxyCodec(), max_retries=0)  # verifiers retries
+            return Outcome.of(await interface.run_one(config.task_dir), config)
+        env = AsyncTerminalGymEnv(config, pool=pool)
+        # verifiers' clients parse tool calls, and drop calls of tools that the request does not declare.
+        own = TERMINAL_TOOLS if config.action_format is ActionFormat.BASH_TOOL else ()
+
+        async def ask(messages: Sequence[Any]) -> ChatAnswer:
+            return await asker(messages, tools=[tool_schema(tool) for tool in (*own, *env.tools)])
+
+        return Outcome.of(await run_chat_episode(env, ask, ends_without_tool_call=ends_without_tool_call), config)
 
 
 def _extended(message: dict[str, Any], suffix: str) -> dict[str, Any]:

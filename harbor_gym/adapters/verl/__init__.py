@@ -6,12 +6,21 @@ Each name is imported when it is first used; without the extra that raises
 
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.imports import lazy_names
-
 if TYPE_CHECKING:
     from harbor_gym.adapters.verl.dataset import write_dataset as write_dataset
     from harbor_gym.adapters.verl.loops import HarborAgentLoop as HarborAgentLoop
     from harbor_gym.adapters.verl.loops import HarborTerminalLoop as HarborTerminalLoop
     from harbor_gym.adapters.verl.settings import LoopSettings as LoopSettings
+else:
+    from harbor_gym._runtime.imports import lazy_names
 
-__getattr__, __dir__ = lazy_names(__name__, __file__, requires=("verl", "pyarrow"), install='"harbor-gym[verl]"')
+    __getattr__, __dir__, __all__ = lazy_names(
+        __name__,
+        {
+            ".dataset": "write_dataset",
+            ".loops": "HarborAgentLoop HarborTerminalLoop",
+            ".settings": "LoopSettings",
+        },
+        requires=("verl", "pyarrow"),
+        install='"harbor-gym[verl]"',
+    )

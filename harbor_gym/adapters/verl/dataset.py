@@ -7,17 +7,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.errors import UsageError
-from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+from harbor_gym.tasks import SourcedTask, TaskSource, read_instruction, resolve_tasks
 
 TERMINAL_LOOP = "harbor_terminal"
 """The name of :class:`HarborTerminalLoop` in ``recipes/verl_loops.yaml``."""
 
 
 def write_dataset(
-    tasks: str | Path | Sequence[str | Path],
-    path: Path | str,
+    tasks: TaskSource | Sequence[TaskSource],
+    path: StrPath,
     *,
     agent_name: str = TERMINAL_LOOP,
     data_source: str = "harbor",
@@ -45,8 +46,7 @@ def write_dataset(
     target = Path(path)
     if target.suffix != ".parquet":
         raise UsageError(f"verl recognises a dataset by its name: {target.name} must end with .parquet")
-    sources = [tasks] if isinstance(tasks, str | Path) else list(tasks)
-    found = get_portal().call(resolve_tasks, sources)
+    found = get_portal().call(resolve_tasks, tasks)
     rows = [_row(task, index, agent_name, data_source) for index, task in enumerate(found)]
     target.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), target)

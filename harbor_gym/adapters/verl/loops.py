@@ -14,7 +14,7 @@ from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.verl.sampler import ServerSampler
 from harbor_gym.adapters.verl.settings import LoopSettings
 from harbor_gym.codecs import HFCodec
-from harbor_gym.config import aliases
+from harbor_gym.config import aliases, require_one_conversation
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import SessionLimits
 from harbor_gym.types import Rollout
@@ -52,6 +52,7 @@ class _HarborLoop(AgentLoopBase):
         if self._default_agent is None and env["agent"] is not None:
             raise UsageError(f"{section}: env.agent is for HarborAgentLoop, and this is {type(self).__name__}")
         self.settings = LoopSettings.read({**entries, "env": env}, section)
+        require_one_conversation(self.settings.episode, "verl")
         if self.settings.max_answer_tokens > self.rollout_config.response_length:
             raise UsageError(
                 f"max_answer_tokens is {self.settings.max_answer_tokens}, more than rollout.response_length, "

@@ -44,12 +44,12 @@ def cache_list(
 @cache.command("prune")
 def cache_prune(
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Remove what was not used for this time: 30m, 12h, 7d.")
+        str | None, typer.Option(metavar="<age>", help="Remove what was not used for this time: 30m, 12h, 7d.")
     ] = None,
     max_size: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Remove the least recently used images until they take this much: 500M, 10G."
+            metavar="<size>", help="Remove the least recently used images until they take this much: 500M, 10G."
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every image and base that nothing uses.")] = False,

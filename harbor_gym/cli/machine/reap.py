@@ -24,6 +24,12 @@ def reap(
     if found:
         echo(plain_table((), [(item.kind, item.name) for item in found]))
     refusals = [] if dry_run else reaper.remove(found)
+    if not found:
+        echo("nothing is left of killed processes")
+    elif dry_run:
+        echo(f"{len(found)} would be removed")
+    else:
+        echo(f"{len(found) - len(refusals)} removed")
     for refusal in refusals:
         echo(f"not removed: {refusal}", err=True)
     if refusals:

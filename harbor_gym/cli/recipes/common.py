@@ -1,14 +1,15 @@
 """The common part of the recipes' commands: an episode's settings as flags."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import typer
 
 from harbor_gym import sandboxes
+from harbor_gym.cli import completion
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
-from harbor_gym.cli.recipes.flags import Parser, Spelling
+from harbor_gym.cli.recipes.flags import Completion, Parser, Spelling
 from harbor_gym.config import AgentEpisodeConfig, EpisodeConfig
 from harbor_gym.config.verify_paths import parse_verify_paths
 
@@ -27,7 +28,9 @@ def spelling(
     parsers: Mapping[str, Parser] = _NOTHING,
     groups: Mapping[str, str] = _NOTHING,
     with_commas: Collection[str] = (),
-    earlier: Mapping[str, str] = _NOTHING,
+    also: Mapping[str, Sequence[str]] = _NOTHING,
+    completions: Mapping[str, Completion] = _NOTHING,
+    common: Collection[str] = (),
 ) -> Spelling:
     """Return the spelling of a configuration that has an episode's record as ``env``, with its own additions."""
     return Spelling(
@@ -50,7 +53,9 @@ def spelling(
         },
         defaults=defaults,
         with_commas=with_commas,
-        earlier=earlier,
+        also=also,
+        completions={"env.sandbox": completion.sandboxes, "env.agent": completion.agents, **completions},
+        common=common,
     )
 
 

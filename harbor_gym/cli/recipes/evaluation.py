@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import shutil
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -13,11 +15,12 @@ from typing import Any
 from harbor_gym._runtime.files import one_run_at_a_time, replace_text
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy
+from harbor_gym.cli.progress import bars_on_a_terminal
 from harbor_gym.cli.shared import echo
 from harbor_gym.cluster.workers import require_shared_rate
-from harbor_gym.config import AgentEpisodeConfig, AnyEpisode
+from harbor_gym.config import AgentEpisodeConfig, AnyEpisode, EpisodeConfig, TerminalEnvConfig, require_own_loop
 from harbor_gym.episode.task import require_sandbox
-from harbor_gym.errors import UsageError
+from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.evaluation import (
     ChatPlayer,
     EpisodePlayer,
@@ -35,9 +38,12 @@ from harbor_gym.evaluation import (
 )
 from harbor_gym.evaluation.journal import forget
 from harbor_gym.evaluation.provenance import digests, provenance, versions
+from harbor_gym.report.live import duration
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.endpoints import require_endpoint
+from harbor_gym.starts import Starts
 from harbor_gym.tasks import resolve_tasks
+from harbor_gym.tasks.receipts import audited_tasks
 from harbor_gym.transcripts import RESULT_NAME
 
 
@@ -53,7 +59,10 @@ def evaluate_policy(config: EvalConfig) -> Report:
     if config.base_url is not None and config.model is None:
         asyncio.run(require_endpoint(config.base_url))
     found = asyncio.run(resolve_tasks(config.paths, registry_path=config.registry_path))
+    if config.require_audit is not None:
+        found = audited_tasks(found, config.require_audit, refused=config.refused_findings)
     tasks = [config.env.model_copy(update={"task_dir": task.path}) for task in found]
+    starts = _starts(config, tasks)
     settings, started = _settings(config), datetime.now(UTC)
     task_dirs = [task.path for task in found]
     task_digests = digests(task_dirs)
@@ -62,12 +71,42 @@ def evaluate_policy(config: EvalConfig) -> Report:
         policy = find_policy(config)
         settings |= {"model": policy.model_name, "weights": policy.checkpoint}
         with _journal(config, settings, task_digests) as journal:
-            results = asyncio.run(_play(config, policy, tasks, journal))
+            results = asyncio.run(_play(config, policy, tasks, journal, starts))
     else:
-        results = asyncio.run(_play_endpoint(config, tasks, settings, task_digests))
+        results = asyncio.run(_play_endpoint(config, tasks, settings, task_digests, starts))
     ks = [k for k in config.attempts if 1 <= k <= config.episodes]
     origin = provenance(task_dirs, task_digests, results, started)
     return summarize(results, threshold=config.threshold, ks=ks, settings=settings, provenance=origin)
+
+
+def _starts(config: EvalConfig, tasks: Sequence[AnyEpisode]) -> Starts | None:
+    """Return where the episodes begin, if each draws one."""
+    env = config.env
+    if not isinstance(env, TerminalEnvConfig):
+        return None
+    if env.start_turn == "backward":
+        raise UsageError("--start-turn backward follows a training run's rewards: give a number, mid or uniform")
+    starts = Starts.read(env, in_tokens=config.model is None)
+    if starts is not None:
+        for task in tasks:
+            starts.draw(require_own_loop(task, "a drawn start"), "")
+    return starts
+
+
+class _Drawn:
+    """A player whose episodes each begin where they draw it, by their numbers."""
+
+    def __init__(self, player: EpisodePlayer, starts: Starts) -> None:
+        self._player = player
+        self._starts = starts
+
+    @property
+    def max_retries(self) -> int:
+        return self._player.max_retries
+
+    async def attempt(self, config: EpisodeConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+        drawn = self._starts.draw(require_own_loop(config, "a drawn start"), f"episode {number}")
+        return await self._player.attempt(drawn, number)
 
 
 @contextlib.contextmanager
@@ -86,32 +125,47 @@ def _journal(
 
 
 async def _evaluate(
-    config: EvalConfig, open_player: OpenPlayer, tasks: Sequence[AnyEpisode], journal: Journal | None
+    config: EvalConfig,
+    open_player: OpenPlayer,
+    tasks: Sequence[AnyEpisode],
+    journal: Journal | None,
+    starts: Starts | None,
 ) -> list[EpisodeResult]:
     """Play the episodes that an earlier evaluation in the output folder did not play."""
     played = journal.graded if journal is not None else []
-    progress = Progress(len(tasks) * config.episodes, config.threshold, played)
+    total, ended, started = len(tasks) * config.episodes, len(played), time.monotonic()
+    progress = Progress(total, config.threshold, played)
     if played:
         echo(f"{len(played)} episodes were played before")
 
     def on_episode(result: EpisodeResult) -> None:
+        nonlocal ended
         if journal is not None:
             journal.add(result)
-        echo(progress.line(result))
+        ended += 1
+        left_sec = (time.monotonic() - started) / (ended - len(played)) * (total - ended)
+        shown.line(progress.line(result))
+        shown.bar("episodes", ended, total, f"ETA {duration(left_sec)}" if left_sec else "")
 
-    async with _player(config, open_player, len(tasks)) as player:
-        return await evaluate(
-            tasks,
-            player,
-            episodes=config.episodes,
-            n_concurrent=config.n_concurrent,
-            on_episode=on_episode,
-            played=played,
-        )
+    with bars_on_a_terminal() as shown:
+        shown.bar("episodes", ended, total)
+        async with _player(config, open_player, len(tasks)) as player:
+            return await evaluate(
+                tasks,
+                player if starts is None else _Drawn(player, starts),
+                episodes=config.episodes,
+                n_concurrent=config.n_concurrent,
+                on_episode=on_episode,
+                played=played,
+            )
 
 
 async def _play(
-    config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[AnyEpisode], journal: Journal | None
+    config: EvalConfig,
+    policy: EvaluatedPolicy,
+    tasks: Sequence[AnyEpisode],
+    journal: Journal | None,
+    starts: Starts | None,
 ) -> list[EpisodeResult]:
     """Play with a policy of the tinker adapter, served if need be."""
     from harbor_gym.embedded.service import sampling_client
@@ -125,7 +179,7 @@ async def _play(
             max_retries=config.max_retries,
             folder=_transcripts(config),
         )
-        return await _evaluate(config, open_player, tasks, journal)
+        return await _evaluate(config, open_player, tasks, journal, starts)
 
 
 @contextlib.asynccontextmanager
@@ -178,6 +232,7 @@ async def _play_endpoint(
     tasks: Sequence[AnyEpisode],
     settings: dict[str, Any],
     task_digests: Mapping[str, str],
+    starts: Starts | None,
 ) -> list[EpisodeResult]:
     """Play with a model behind a chat endpoint."""
     assert config.model is not None
@@ -205,7 +260,7 @@ async def _play_endpoint(
         folder=_transcripts(config),
     )
     with _journal(config, settings, task_digests) as journal:
-        return await _evaluate(config, open_player, tasks, journal)
+        return await _evaluate(config, open_player, tasks, journal, starts)
 
 
 @contextlib.asynccontextmanager
@@ -227,7 +282,18 @@ async def _endpoint_player(
 def _settings(config: EvalConfig) -> dict[str, Any]:
     """Return the settings that must be equal for episodes to count together, without counts and display options."""
     played = {"n_concurrent", "max_retries", "rollout_executor", "rollout_starts_per_sec"}
-    other = {"paths", "registry_path", "episodes", "attempts", "threshold", "output", "fresh", *played}
+    other = {
+        "paths",
+        "registry_path",
+        "require_audit",
+        "refused_findings",
+        "episodes",
+        "attempts",
+        "threshold",
+        "output",
+        "fresh",
+        *played,
+    }
     settings = config.model_dump(mode="json", exclude=other)
     settings["env"].pop("task_dir")
     return {**settings, "versions": versions()}
@@ -241,11 +307,21 @@ def default_output(paths: Sequence[Path | str]) -> Path:
     return next(path for path in itertools.chain([folder], numbered) if not path.exists())
 
 
-def show_report(report: Report, output: Path | None) -> None:
-    """Print the table; with a folder, also write the JSON and print the commands that show the episodes."""
-    echo(format_report(report))
+def show_report(report: Report, output: Path | None, *, as_json: bool = False) -> None:
+    """Print the table; with a folder, also write the JSON and print the commands that show the episodes.
+
+    Args:
+        report: The evaluation.
+        output: The folder; None writes nothing.
+        as_json: Print the JSON instead of the table, and the rest on stderr.
+    """
+    document = json.dumps(report.as_object(), indent=1)
+    echo(format_report(report, width=max(80, shutil.get_terminal_size().columns)), err=as_json)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        replace_text(output / RESULT_NAME, json.dumps(report.as_object(), indent=1) + "\n")
-        echo(f"written: {output / RESULT_NAME}")
-        echo(f"read its episodes: harbor-gym view {output}, or in one file: harbor-gym report {output}")
+        replace_text(output / RESULT_NAME, document + "\n")
+        echo(f"written: {output / RESULT_NAME}", err=as_json)
+        line = f"read its episodes: harbor-gym view {output}, or in one file: harbor-gym report {output}"
+        echo(line, err=as_json)
+    if as_json:
+        echo(document)

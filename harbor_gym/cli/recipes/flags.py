@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
+from harbor_gym.cli import completion
+from harbor_gym.cli.plain_help import COMMON, HelpAll
 from harbor_gym.errors import UsageError
 
 _LONGEST_HELP = 160
@@ -25,6 +27,9 @@ _NONE = "none"
 """The flag's value for None, if None is not its default."""
 
 type Parser = Callable[[Any], Any]
+
+type Completion = Callable[[str], list[str]]
+"""Takes what is typed so far, a parameter ``incomplete``; returns what it may become."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,14 @@ class Spelling:
     with_commas: Collection[str] = ()
     """Fields with several values, which their flag takes as one comma-separated text."""
 
-    earlier: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Field → an earlier name of its flag, which still works."""
+    also: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """Field → further spellings of its flag with their dashes: a letter, a common name, an earlier name."""
+
+    completions: Mapping[str, Completion] = field(default_factory=dict[str, Completion])
+    """Field → function that completes its value in a shell."""
+
+    common: Collection[str] = ()
+    """Fields whose flags ``--help`` explains; ``--help-all`` explains the others. If empty, ``--help`` explains all."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,8 @@ class Flag:
     parser: Parser | None
     shown_default: str | None
     has_commas: bool
-    earlier: str | None
+    also: tuple[str, ...]
+    completion: Completion | None
 
     @property
     def dotted(self) -> str:
@@ -87,8 +99,14 @@ class Flag:
         kind, default, extra = self._kind()
         name = f"--{self.name}/--no-{self.name}" if kind is bool else f"--{self.name}"
         extra["show_default"] = self.shown_default is None  # else the help has its own text
-        names = [name] if self.earlier is None else [name, f"--{self.earlier}"]
-        option = typer.Option(*names, help=self._help(is_repeatable=default == []), rich_help_panel=self.group, **extra)
+        option = typer.Option(
+            name,
+            *self.also,
+            help=self._help(is_repeatable=default == []),
+            rich_help_panel=self.group,
+            autocompletion=self.completion,
+            **extra,
+        )
         annotation = Annotated[kind if default is not None or kind is bool else kind | None, option]
         return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -174,9 +192,26 @@ def add_flags(command: Callable[..., None], flags: Sequence[Flag], *, first: Seq
     """
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     parameters = [context, *first, *(flag.option() for flag in flags)]
+    if any(flag.group == COMMON for flag in flags):
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter("_help_all", kind, annotation=HelpAll, default=False))
     described = cast(Any, command)
     described.__signature__ = inspect.Signature(parameters)
     described.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+
+def argument(name: str, *, help: str | None, is_required: bool) -> inspect.Parameter:
+    """Return the parameter of a command's tasks, one or more, for ``first`` of :func:`add_flags`.
+
+    Args:
+        name: The parameter's name.
+        help: Its text in ``--help``.
+        is_required: Whether the command line must have one.
+    """
+    what = typer.Argument(metavar="PATH", help=help, show_default=False, autocompletion=completion.tasks)
+    kind = Annotated[list[str], what]
+    default = inspect.Parameter.empty if is_required else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
 def given_values(flags: Sequence[Flag], context: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,9 +259,13 @@ def _flags(model: type[BaseModel], path: tuple[str, ...], spelling: Spelling) ->
         if flag is not None:
             extra = cast("dict[str, Any]", info.json_schema_extra or {})
             group = spelling.groups.get(dotted) or extra.get("group") or spelling.groups.get(".".join(path))
+            group = COMMON if dotted in spelling.common else group
             parser, default = spelling.parsers.get(dotted), spelling.defaults.get(dotted)
-            earlier = spelling.earlier.get(dotted)
-            own.append(Flag(here, flag, group, info, parser, default, dotted in spelling.with_commas, earlier))
+            also = tuple(spelling.also.get(dotted, ()))
+            has_commas = dotted in spelling.with_commas
+            own.append(
+                Flag(here, flag, group, info, parser, default, has_commas, also, spelling.completions.get(dotted))
+            )
     return own + nested
 
 

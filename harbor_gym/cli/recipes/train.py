@@ -5,19 +5,22 @@ import contextlib
 import dataclasses
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from harbor_gym._runtime.console.progress import ShowBar
 from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, LogDirExists, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import as_written, changed_settings, read_run_config, resumed_config
+from harbor_gym.cli import completion
 from harbor_gym.cli.progress import progress
 from harbor_gym.cli.recipes import common
-from harbor_gym.cli.recipes.flags import Flag, add_flags, flags_of, given_values, make_config
-from harbor_gym.cli.shared import INTERRUPTED, echo, one_line_errors
+from harbor_gym.cli.recipes.flags import Flag, add_flags, argument, flags_of, given_values, make_config
+from harbor_gym.cli.shared import INTERRUPTED, announced, echo, loading, one_line_errors
 from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.tasks.specs import GRAMMAR, DirectorySpec, parse_spec
 
 
 def train(config: TrainConfig) -> Path:
@@ -31,27 +34,33 @@ def train(config: TrainConfig) -> Path:
     """
     # tqdm reads this at its import. The cookbook's progress bars would break our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from harbor_gym.adapters.tinker.training.plan import TrainRun
-    from harbor_gym.adapters.tinker.training.preparation import claimed_folder, prepare
-    from harbor_gym.adapters.tinker.training.run import train as train_run
-    from harbor_gym.embedded.service import require_backend, require_policy, service_of
+    with loading():
+        from harbor_gym.adapters.tinker.training.plan import TrainRun
+        from harbor_gym.adapters.tinker.training.preparation import claimed_folder, prepare
+        from harbor_gym.embedded.service import open_service, require_backend, require_policy
 
     async def prepared() -> TrainRun:
         run = await prepare(config)
         await require_policy(run)
         return run
 
+    async def trained(show: Callable[[str], None], bar: ShowBar) -> None:
+        async with open_service(run, show, bar) as service:
+            from harbor_gym.adapters.tinker.training.loop import run_loop
+
+            await run_loop(run, service, show, bar)
+
     folder = config.log_path
     if folder is not None and config.log_dir_exists is LogDirExists.RESUME and _is_over(config, folder):
         echo(f"nothing to do: the run in {folder} is finished (--log-path names another run's folder)")
         return folder
     require_backend(config.backend)
-    run = asyncio.run(prepared())
+    with announced("preparing the run"):
+        run = asyncio.run(prepared())
     with claimed_folder(run):
         try:
             with progress() as shown:
-                service = service_of(config.backend, shown.line, shown.bar)
-                asyncio.run(train_run(run, service, show=shown.line, bar=shown.bar))
+                asyncio.run(trained(shown.line, shown.bar))
         except (KeyboardInterrupt, HarborGymError) as exc:
             exc.add_note(_how_to_resume(run.log_path))
             raise
@@ -63,14 +72,14 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
 
     Args:
         model: ``TrainConfig``, or a subclass with other defaults or more fields.
-        program: The program's name in error messages.
+        program: The program's name in the help's example.
     """
     flags = flags_of(model, _SPELLING)
 
-    def command(context: typer.Context, resume: Path | None, **values: Any) -> None:
+    def command(context: typer.Context, paths: list[str] | None, resume: Path | None, **values: Any) -> None:
         try:
-            with one_line_errors(program):
-                given = given_values(flags, context, values)
+            with one_line_errors():
+                given = _with_paths(given_values(flags, context, values), paths or ())
                 if resume is not None:
                     config = _resumed(model, resume, given, flags)
                 else:
@@ -78,17 +87,29 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
                 folder = train(config)
         except KeyboardInterrupt as exc:
             notes = "; ".join(["interrupted", *getattr(exc, "__notes__", ())])
-            echo(f"{program}: {notes}", err=True)
+            echo(notes, err=True)
             raise typer.Exit(INTERRUPTED) from None
         echo(f"run folder: {folder}")
 
-    option = typer.Option("--resume", metavar="RUN", help="Continue the run in this folder, with all its flags.")
+    option = typer.Option(
+        "--resume", autocompletion=completion.runs, help="Continue the run in this folder, with all its flags."
+    )
     kind = Annotated[Path | None, option]
     parameter = inspect.Parameter("resume", inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None)
-    add_flags(command, flags, first=[parameter])
+    paths = argument("paths", help=f"Tasks to train on: {GRAMMAR}.", is_required=False)
+    add_flags(command, flags, first=[paths, parameter])
     app = common.new_app()
-    app.command(help="Train a policy on Harbor tasks.", **common.COMMAND)(command)
+    text = f"Train a policy on Harbor tasks, as in: {program} task:devops_task --backend local"
+    app.command(help=text, **common.COMMAND)(command)
     return app
+
+
+def _with_paths(values: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Add the tasks that the command line names without a flag."""
+    for text in paths:
+        name = "task_dirs" if isinstance(parse_spec(text), DirectorySpec) else "tasks"
+        values[name] = [*values.get(name, ()), text]
+    return values
 
 
 def _resumed(model: type[TrainConfig], folder: Path, given: Mapping[str, Any], flags: Sequence[Flag]) -> TrainConfig:
@@ -162,9 +183,7 @@ def _complete(values: dict[str, Any]) -> dict[str, Any]:
     """Add the task and the backend's ``max_turns``, which ``env`` requires, to the command line's values."""
     sources = [*values.get("task_dirs", ()), *values.get("tasks", ())]
     if not sources:
-        raise UsageError(
-            "nothing to train on: give --task-dir DIRECTORY, or --task git+URL@COMMIT#path or org/name@ref"
-        )
+        raise UsageError(f"nothing to train on: name a task (or --task-dir TASK): {GRAMMAR}")
     defaults = BACKEND_DEFAULTS[Backend(values.get("backend", Backend.TINKER))]
     return {**values, "env": {"task_dir": sources[0], "max_turns": defaults.max_turns, **values.get("env", {})}}
 
@@ -188,6 +207,7 @@ def _shown_defaults() -> dict[str, str]:
         **shown,
         "env.max_turns": shown.pop("max_turns"),
         "model_name": f"{tinker['model_name']}; local: a small one, made here",
+        "demonstrations": "48 for smollm2-135m, else 0",
         "log_path": "runs/TASK-TIME",
         "test_episodes": "a group of one task, 1 of several",
     }
@@ -204,5 +224,15 @@ _SPELLING = common.spelling(
     parsers={"task_weights": _weights},
     groups=dict.fromkeys(("env.sandbox", "env.sandbox_options"), TASKS),
     defaults=_shown_defaults(),
-    earlier={"max_retries": "max-rollout-retries"},
+    also={
+        "max_retries": ("--retries", "--max-rollout-retries"),
+        "log_path": ("--output", "-o"),
+        "model_name": ("--model", "-m"),
+    },
+    completions={"task_dirs": completion.tasks, "tasks": completion.tasks, "log_path": completion.runs},
+    common=(
+        *("task_dirs", "env.sandbox", "env.agent", "env.max_turns", "backend", "model_name", "renderer_name"),
+        *("max_tokens", "temperature", "groups_per_batch", "group_size", "num_batches", "learning_rate"),
+        *("lora_rank", "save_every", "log_path"),
+    ),
 )

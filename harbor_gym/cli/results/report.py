@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from harbor_gym.cli import completion
 from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.errors import UsageError
 
@@ -12,7 +13,11 @@ from harbor_gym.errors import UsageError
 def report(
     run_dirs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN [RUN]", help="Folder of a run or an evaluation; two side by side."),
+        typer.Argument(
+            metavar="RUN [RUN]",
+            help="Folder of a run or an evaluation; several to compare.",
+            autocompletion=completion.runs,
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option(help="File to write. [default: report.html in the first folder]")
@@ -28,7 +33,7 @@ def report(
 ) -> None:
     """Write a run or an evaluation as one HTML file: result, curves, and every episode turn by turn with its recording.
 
-    Two runs stand side by side, with one chart for each quantity.
+    Several runs stand side by side, with one chart for each quantity and a row for each task.
     """
     from harbor_gym.report import write_page, write_parquet
 

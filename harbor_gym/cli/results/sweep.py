@@ -55,20 +55,31 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, **HELP_NAM
 
 def sweep(
     context: typer.Context,
-    task_dir: Annotated[Path, typer.Option(help="Harbor task directory, or task:NAME of a shipped task.")],
+    task_dir: Annotated[
+        Path | None, typer.Option(help="Harbor task directory, or task:NAME of a shipped task, in place of PATH.")
+    ] = None,
     learning_rates: Annotated[str, typer.Option(help="With commas between.")] = "1e-3,2e-4,5e-5",
     seeds: Annotated[str, typer.Option(help="With commas between.")] = "0,1,2",
-    sweep_path: Annotated[Path | None, typer.Option(help="Folder of the sweep. [default: runs/sweep-TASK]")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    sweep_path: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", "--sweep-path", help="Folder of the sweep. [default: runs/sweep-TASK]"),
+    ] = None,
+    parallel: Annotated[int, typer.Option("--parallel", "-j", min=1, help="Runs at the same time.")] = 1,
 ) -> None:
     """Train for each learning rate and seed, then draw the curves and print the table.
 
-    Flags that are not listed here go to `harbor-gym train` as they stand. The same command continues an unfinished
-    sweep: finished runs are left alone, a broken one resumes from its last checkpoint, more rates or seeds are added.
+    As in: harbor-gym sweep PATH --seeds 0,1 --backend local. PATH, a Harbor task directory or task:NAME, comes before
+    any flag of `harbor-gym train`: flags that are not listed here go to it as they stand. The same command continues an
+    unfinished sweep: finished runs are left alone, a broken one resumes from its last checkpoint, more rates or seeds
+    are added.
     """
     from harbor_gym.tasks import task_path
 
     with one_line_errors():
+        if task_dir is None:
+            if not context.args or context.args[0].startswith("-"):
+                raise UsageError("name the task before the flags of train: harbor-gym sweep PATH …")
+            task_dir = Path(context.args.pop(0))
         task_dir = task_path(task_dir)
         folder = (sweep_path or Path("runs") / f"sweep-{task_dir.resolve().name}").resolve()
         if taken := [flag for flag in context.args if flag.split("=")[0] in OWNED]:
@@ -76,16 +87,16 @@ def sweep(
         flags = ["--task-dir", str(task_dir.resolve()), *context.args]
         rates, numbers = numbers_of(learning_rates, float), numbers_of(seeds, int)
         asyncio.run(require_tasks(task_dir))
-        runs = settle(folder, rates=rates, seeds=numbers, flags=flags)
+        runs = prepare_runs(folder, rates=rates, seeds=numbers, flags=flags)
     try:
         with one_line_errors():
             failures = asyncio.run(train_all(runs, flags, parallel))
     except KeyboardInterrupt:
-        echo("sweep: interrupted; the same command continues it", err=True)
+        echo("interrupted; the same command continues it", err=True)
         raise typer.Exit(INTERRUPTED) from None
     show(runs, folder, title=f"{task_dir.resolve().name}: {_count(rates, 'learning rate')}, {_count(numbers, 'seed')}")
     for failure in failures:
-        echo(f"sweep: {failure}", err=True)
+        echo(f"error: {failure}", err=True)
     if failures:
         raise typer.Exit(1)
 
@@ -116,13 +127,13 @@ def numbers_of[Number: (int, float)](text: str, kind: type[Number]) -> list[Numb
         raise UsageError(f"expected numbers with commas between them, got {text!r}") from None
 
 
-def settle(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags: Sequence[str]) -> list[Run]:
+def prepare_runs(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags: Sequence[str]) -> list[Run]:
     """Write the grid to ``sweep.json`` and return its runs, including those of earlier calls of the same sweep."""
     if not (rates and seeds):
         raise UsageError("a sweep needs at least one learning rate and one seed")
     file = folder / "sweep.json"
     if file.is_file() and any(path.is_dir() for path in folder.glob("lr_*")):
-        remedy = "choose another --sweep-path"
+        remedy = "choose another --output"
         known = read_document(file, remedy=remedy)
         if lacking := {"train_flags", "learning_rates", "seeds"} - set(known):
             raise UsageError(f"{file} can't be read: it has no {', '.join(sorted(lacking))}: {remedy}")
@@ -158,7 +169,7 @@ async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) ->
         waiting = [tasks.create_task(failure(run)) for run in runs if not run.is_finished]
         echo(f"{len(waiting)} runs to train, {len(runs) - len(waiting)} finished already")
     if refused:
-        raise UsageError(refused[0])
+        raise UsageError(refused[0].removeprefix("error: "))
     return [text for task in waiting if (text := task.result()) is not None]
 
 

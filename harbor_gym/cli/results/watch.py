@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
+from harbor_gym.cli import completion
 from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.errors import UsageError
 
 
 def watch(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a training run, finished or not.")],
+    run_dir: Annotated[
+        Path, typer.Argument(help="Folder of a training run, finished or not.", autocompletion=completion.runs)
+    ],
     panes: Annotated[int, typer.Option(min=1, max=16, help="Episodes to show at the same time.")] = 4,
     detach: Annotated[bool, typer.Option("--detach", help="Start the tmux session and print how to attach.")] = False,
     pane: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,

@@ -7,14 +7,15 @@ import json
 import tempfile
 import warnings
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
+from harbor_gym.cli import completion, options
+from harbor_gym.cli.shared import FAILED, echo, loading, one_line_errors, quiet_harbor
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
@@ -27,25 +28,22 @@ UNPROVEN = 3
 
 
 def check(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Task directories, or directories of tasks.")] = None,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Task directories, or directories of tasks.", autocompletion=completion.tasks),
+    ] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="git+URL@COMMIT#path, org/name@ref, or a path; may be repeated.")
     ] = None,
-    registry_path: Annotated[Path | None, typer.Option(help="registry.json to look names up in.")] = None,
-    env: Annotated[
-        str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
-    ] = DEFAULT_SANDBOX,
+    registry_path: options.RegistryPath = None,
+    env: options.Env = DEFAULT_SANDBOX,
     repeat: Annotated[
         int, typer.Option(min=1, help="Runs of the solution and of an agent that does nothing, to compare.")
     ] = 2,
-    forge: Annotated[bool, typer.Option(help="Also try to forge the reward.")] = True,
-    reward_key: Annotated[str | None, typer.Option(help="Which of the verifier's rewards counts.")] = None,
-    reward_function: Annotated[
-        str | None, typer.Option(help="Or all of them: mean, min, max, sum, or module.path:function.")
-    ] = None,
-    sandbox_option: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for the sandbox's class; may be repeated.")
-    ] = None,
+    forge: options.Forge = True,
+    reward_key: options.RewardKey = None,
+    reward_function: options.RewardFunctionName = None,
+    sandbox_option: options.SandboxOptions = None,
     verify_paths: Annotated[
         str, typer.Option(help="Pristine view: auto (the task's, or proposed), off, or paths with commas between.")
     ] = "auto",
@@ -58,11 +56,12 @@ def check(
     Exit status: 0 all tasks are ok; 3 nothing is wrong, but some are unproven, for they have no solution; 1 something
     is wrong; 2 misuse.
     """
-    from harbor_gym.checking import CheckPlan, Verdict
-    from harbor_gym.config.verify_paths import parse_verify_paths
-    from harbor_gym.episode.grading.rewards import reward_function as require_function
-    from harbor_gym.sandboxes import environment_config, parse_options, preflight
-    from harbor_gym.tasks import resolve_tasks
+    with loading():
+        from harbor_gym.checking import CheckPlan, Verdict
+        from harbor_gym.config.verify_paths import parse_verify_paths
+        from harbor_gym.episode.grading.rewards import reward_function as require_function
+        from harbor_gym.sandboxes import environment_config, parse_options, preflight
+        from harbor_gym.tasks import resolve_tasks
 
     with one_line_errors(), quiet_harbor():
         carried = parse_verify_paths(verify_paths)
@@ -76,7 +75,7 @@ def check(
         environment = environment_config(env, options=parse_options(sandbox_option or ()))
         require_function(reward_key, reward_function)
         preflight(environment)
-    with _folder(trials_dir) as folder, quiet_harbor(), warnings.catch_warnings():
+    with trials_folder(trials_dir) as folder, quiet_harbor(), warnings.catch_warnings():
         # Harbor's warnings about a task would break the table.
         warnings.simplefilter("ignore", UserWarning)
         plan = CheckPlan(
@@ -103,31 +102,23 @@ async def _check_all(
     tasks: Sequence[SourcedTask], plan: CheckPlan, concurrency: int, checks: list[TaskCheck], *, table: bool
 ) -> None:
     """Check the tasks; add each verdict to ``checks`` at once."""
-    from rich.console import Console
-
     from harbor_gym.checking import check_tasks
     from harbor_gym.checking.report import table_head, table_row
-    from harbor_gym.cli.progress import progress
+    from harbor_gym.cli.progress import bars_on_a_terminal
 
     width = max(len("task"), *(len(task.name) for task in tasks))
     if not table:
         await check_tasks(tasks, plan, concurrency=concurrency, on_checked=checks.append)
         return
     echo(table_head(width))
-    console = Console()
-    with progress(console) if console.is_terminal else nullcontext(None) as shown:
+    with bars_on_a_terminal() as shown:
 
         def show(item: TaskCheck) -> None:
             checks.append(item)
-            row = table_row(item, width)
-            if shown is None:
-                echo(row)
-            else:
-                shown.line(row)
-                shown.bar("tasks", len(checks), len(tasks))
+            shown.line(table_row(item, width))
+            shown.bar("tasks", len(checks), len(tasks))
 
-        if shown is not None:
-            shown.bar("tasks", 0, len(tasks))
+        shown.bar("tasks", 0, len(tasks))
         await check_tasks(tasks, plan, concurrency=concurrency, on_checked=show)
 
 
@@ -143,7 +134,7 @@ def _print(checks: Sequence[TaskCheck], *, as_json: bool) -> None:
 
 
 @contextmanager
-def _folder(trials_dir: Path | None) -> Generator[Path]:
+def trials_folder(trials_dir: Path | None) -> Generator[Path]:
     """Yield the given folder, or a temporary one."""
     if trials_dir is not None:
         yield trials_dir

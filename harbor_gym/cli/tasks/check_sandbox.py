@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
+from harbor_gym.cli import options
 from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_name, quiet_harbor
 from harbor_gym.types import DEFAULT_SANDBOX
 
 
 def check_sandbox(
-    env: Annotated[
-        str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
-    ] = DEFAULT_SANDBOX,
+    env: options.Env = DEFAULT_SANDBOX,
     only: Annotated[list[str] | None, typer.Option(help="A behaviour, or a family of them; may be repeated.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Behaviours checked at the same time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object with every behaviour's outcome.")] = False,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
+from harbor_gym.cli import completion
+from harbor_gym.cli.shared import FAILED, echo, loading, one_line_errors, quiet_harbor
 
 if TYPE_CHECKING:
     from harbor_gym.config import TerminalEnvConfig
@@ -37,7 +38,12 @@ _SHOWN_LINES = 6
 
 def demo(
     env: Annotated[
-        str, typer.Option("--env", help="Sandbox of the second episode; fake plays only the first.")
+        str,
+        typer.Option(
+            "--env",
+            autocompletion=completion.sandboxes,
+            help="Sandbox of the second episode; fake plays only the first.",
+        ),
     ] = "local",
     keep: Annotated[
         Path | None, typer.Option("--keep", help="Keep the second episode's trial and recording in this folder.")
@@ -48,7 +54,8 @@ def demo(
     The first needs no engine at all. The second plays a task that is shipped, if `harbor-gym doctor` finds that
     sandboxes of the kind can be started. Exit code 0: every episode that was played was solved.
     """
-    from harbor_gym.checking.doctor import examine, usable
+    with loading():
+        from harbor_gym.checking.doctor import examine, usable
 
     with one_line_errors(), quiet_harbor():
         solved = asyncio.run(_play_in_memory())

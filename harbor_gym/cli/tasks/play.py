@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harbor_gym._runtime.console.progress import ticking
+from harbor_gym.cli import completion
 from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.errors import UsageError, printable
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
@@ -28,9 +29,14 @@ _CLEAR = "\x1b[2J\x1b[H"
 
 
 def play(
-    task: Annotated[str, typer.Argument(help="Task directory, or task:NAME of a shipped task.")] = "",
+    task: Annotated[
+        str, typer.Argument(help="Task directory, or task:NAME of a shipped task.", autocompletion=completion.tasks)
+    ] = "",
     task_dir: Annotated[str, typer.Option(help="Task directory, instead of the argument.")] = "",
-    env: Annotated[str, typer.Option("--env", help="Sandbox: local, docker, … [default: local]")] = "",
+    env: Annotated[
+        str,
+        typer.Option("--env", autocompletion=completion.sandboxes, help="Sandbox: local, docker, … [default: local]"),
+    ] = "",
     start: Annotated[
         Path | None, typer.Option("--from", help="Go on from an episode: RUN/EPISODE, its transcript, or a snapshot.")
     ] = None,

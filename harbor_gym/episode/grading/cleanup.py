@@ -15,6 +15,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 from harbor_gym._runtime.owners import boot_id, this_process
 from harbor_gym._runtime.shell_text import QUIET, Marked, with_arguments, without_comments
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError, printable
+from harbor_gym.sandboxes.archive.trees.records import MAX_REWARD_BYTES
 from harbor_gym.sandboxes.extensions import SupportsCleanUp
 from harbor_gym.terminal.session import Leftovers
 
@@ -231,6 +232,16 @@ async def reset_verifier_dirs(environment: BaseEnvironment, reset: VerifierDirsR
         problem = "" if answer.splitlines()[-1:] == ["reset"] else answer or "no answer"
     if problem:
         raise BrokenByPolicyError(f"could not {_RESETTING}: {problem}")
+
+
+async def cut_rewards(environment: BaseEnvironment, directory: PurePosixPath) -> None:
+    """Cut a verifier's reward files in the sandbox to what the transfers of this package's own sandboxes bring of them.
+
+    Where the sandbox does not answer, or by a program that the policy replaced, they stay as they are.
+    """
+    call = "cut_rewards", (directory, MAX_REWARD_BYTES + 1)
+    with contextlib.suppress(HarborGymError):
+        await _run(environment, [call], "cut the reward files", _SHORT_TIMEOUT_SEC)
 
 
 async def user_id(environment: BaseEnvironment) -> str:

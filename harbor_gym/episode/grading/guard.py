@@ -28,6 +28,7 @@ from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.episode.grading.untouched import untouched_verdict
 from harbor_gym.episode.grading.verifier_view import VerifierView, kind_of, paths_in_view
+from harbor_gym.episode.grading.verifiers import build_for_verifier
 from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
 from harbor_gym.errors import SandboxError, SandboxLostError, VerifierError
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
@@ -118,6 +119,7 @@ class GradingGuard:
         trial, environment = self._trial, self._environment
         _harbor_patches.silence_checksum(trial.task)
         _harbor_patches.contain_agent_logs(trial)
+        _harbor_patches.build_before_start(trial)
         trial.agent.setup = self._begin
         trial.add_hook(TrialEvent.AGENT_START, self._begin_phase)
         trial.add_hook(TrialEvent.AGENT_END, self._end_phase)
@@ -277,6 +279,7 @@ class GradingGuard:
             raise self._failure  # likewise: a step that was not played is not graded
         task, environment = self._trial.task, self._environment
         if not grades_in_shared_sandbox(task, current_step(self._trial)):
+            await build_for_verifier(self._trial, current_step(self._trial))
             return  # a sandbox that the policy never saw
         is_last = self._phases_ended >= len(task.config.steps or ())
         self._last_switches = 0 if is_last else None

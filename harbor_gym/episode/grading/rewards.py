@@ -1,15 +1,13 @@
 """Make the scalar reward that trains a policy from a verifier's rewards."""
 
+import inspect
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
 
-from harbor_gym._runtime.imports import import_named
+from harbor_gym._runtime.imports import import_named, name_of
+from harbor_gym.config import RewardFunction as RewardFunction
 from harbor_gym.errors import UsageError, VerifierError
-
-RewardFunction = Callable[[Mapping[str, float]], float]
-"""Makes the scalar of a verifier's rewards, given by name."""
 
 _AGGREGATES: dict[str, Callable[[Iterable[float]], float]] = {
     "mean": statistics.fmean,
@@ -39,22 +37,23 @@ def scalar_reward(rewards: Mapping[str, float], key: str | None = None) -> float
     return float(rewards[name])
 
 
-def reward_function(key: str | None = None, function: str | None = None) -> RewardFunction:
+def reward_function(key: str | None = None, function: str | RewardFunction | None = None) -> RewardFunction:
     """Return the function that makes the scalar: by a key's name, or by a function of all keys.
 
     Args:
         key: As for :func:`scalar_reward`.
-        function: ``mean``, ``min``, ``max`` or ``sum`` of all keys, or ``module.path:function`` of your own, which
-            takes the rewards by name and returns a finite number.
+        function: ``mean``, ``min``, ``max`` or ``sum`` of all keys, or a function of your own or its
+            ``module.path:function``, which takes the rewards by name and returns a finite number.
 
     Raises:
-        UsageError: Both are given, or there is no such function.
+        UsageError: Both are given, there is no such function, or it can't be called with the rewards.
     """
     if function is None:
         return lambda rewards: scalar_reward(rewards, key)
+    name = function if isinstance(function, str) else name_of(function)
     if key is not None:
-        raise UsageError(f"reward_key {key!r} and reward_function {function!r} exclude each other: give one")
-    return _checked(_named(function), function)
+        raise UsageError(f"reward_key {key!r} and reward_function {name!r} exclude each other: give one")
+    return _checked(_named(function) if isinstance(function, str) else function, name)
 
 
 def _named(name: str) -> RewardFunction:
@@ -63,17 +62,36 @@ def _named(name: str) -> RewardFunction:
     if ":" not in name:
         known = ", ".join(_AGGREGATES)
         raise UsageError(f"reward_function {name!r} is no function; known: {known}, or module.path:function")
-    # The type is the user's promise; the result is checked.
-    return cast(RewardFunction, import_named(name, what="reward_function"))
+    return import_named(name, what="reward_function")
 
 
 def _checked(function: RewardFunction, name: str) -> RewardFunction:
+    if not _takes_rewards(function):
+        raise UsageError(
+            f"reward_function {name!r} can't be used: it has to be a function, not async, of one argument, the "
+            "verifier's rewards by name, that returns a finite number"
+        )
+
     def scalar(rewards: Mapping[str, float]) -> float:
         if not rewards:
             raise VerifierError(f"the verifier wrote no reward at all, and reward_function {name!r} needs one")
-        value = float(function(rewards))
+        made = function(rewards)
+        try:
+            value = float(made)
+        except (TypeError, ValueError):
+            value = math.nan
         if not math.isfinite(value):
-            raise UsageError(f"reward_function {name!r} returned {value} for {dict(rewards)}")
+            raise UsageError(f"reward_function {name!r} returned {made!r:.100} for {dict(rewards)}: no finite number")
         return value
 
     return scalar
+
+
+def _takes_rewards(function: RewardFunction) -> bool:
+    try:
+        inspect.signature(function).bind({})
+    except TypeError:
+        return False
+    except ValueError:  # some functions written in C have no signature
+        pass
+    return not inspect.iscoroutinefunction(function)

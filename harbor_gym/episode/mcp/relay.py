@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 1 << 16
 _SKIPPED_LINES = 1000
+_ACCEPT_ROUNDS = 3
+"""Rounds of the event loop in which a new connection is accepted. Where its server closes meanwhile, asyncio forgets
+the socket without closing it."""
+
 _MARK = "harbor-gym-relay"
 """The line before what the server sends."""
 
@@ -73,15 +77,20 @@ class Relay:
 
     async def close(self) -> None:
         """End every connection. Idempotent."""
+        try:
+            await shielded(self._end())
+        finally:
+            self.remove()
+
+    async def _end(self) -> None:
+        for _ in range(_ACCEPT_ROUNDS):
+            await asyncio.sleep(0)
         if self._server is not None:
             self._server.close()
         for task in self._carrying:
             task.cancel()
-        try:
-            if self._carrying:
-                await shielded(asyncio.wait(tuple(self._carrying)))  # which the end of each leaves
-        finally:
-            self.remove()
+        if self._carrying:
+            await asyncio.wait(tuple(self._carrying))  # which the end of each leaves
 
     def remove(self) -> None:
         """Remove the socket, which is all that remains to do after the event loop has ended. Idempotent."""

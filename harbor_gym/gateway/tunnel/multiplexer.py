@@ -47,6 +47,7 @@ class _Connection:
 
     def receive(self, payload: bytes) -> None:
         self.waiting += len(payload)
+        # The policy can end the sandbox's program and write frames itself: what it may fill here has a limit.
         if self.has_ended or self.waiting > WINDOW:
             raise ProtocolError("more bytes of a connection than were granted")
         self.inbox.put_nowait(payload)
@@ -89,7 +90,7 @@ class Multiplexer:
     ) -> None:
         self._reader, self._writer = reader, writer
         self._accept, self._is_ready = accept, is_ready
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # Python 3.8 lets only one task wait in drain()
         self._connections: dict[int, _Connection] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
         self._last = 0
@@ -147,7 +148,7 @@ class Multiplexer:
         ]
         try:
             await asyncio.gather(*pumps)
-            writer.close()
+            writer.close()  # only here has each side told the other that its bytes are complete
         except OSError:
             await self.reset(number)
         finally:
@@ -216,6 +217,7 @@ class Multiplexer:
             if not data:
                 await self.send(END, number)
                 return
+            # Before the first await: a grant that arrives while this frame is sent counts on top of it.
             connection.credit -= len(data)
             if connection.credit == 0:
                 connection.granted.clear()
@@ -232,6 +234,7 @@ class Multiplexer:
                 return
             writer.write(data)
             await writer.drain()
+            # Granted only now, so that a client that reads slowly slows its sender down, and nobody else.
             connection.waiting -= len(data)
             await self.send(GRANT, number, NUMBER.pack(len(data)))
 

@@ -42,12 +42,14 @@ function turnCard(turn, index, jump) {
     ["prompt tokens", turn.prompt_tokens],
     ["sampled tokens", turn.sampled_tokens],
     ["logprob", logprobs(turn.logprobs)],
-    ["thinking", seconds(turn.thinking_sec)],
+    ["queueing", seconds(turn.queued_sec)],
+    isNumber(turn.queued_sec) ? ["thinking", seconds(turn.thinking_sec - turn.queued_sec)] : ["queueing and thinking", seconds(turn.thinking_sec)],
     ["step", seconds(metrics["time/step_sec"])],
     ["verifier", seconds(metrics["time/verifier_sec"])],
     ["exit code", turn.exit_code],
     ["waits", (turn.waits || []).join(", ")],
     ["left out", turn.omitted_bytes ? `${turn.omitted_bytes} bytes` : undefined],
+    ["next prompt", turn.compacted],
   ]);
   const number = Object.assign(button(`turn ${index + 1}`, "show this turn in the recording", () => jump(index)), { className: "turn-number" });
   const card = element("article", "turn", element("h3", "", number, ...shown),
@@ -99,7 +101,7 @@ function player(text) {
     view.textContent = screenAfter(cast, count);
     const marker = cast.events.slice(0, count).findLast((event) => event.kind === "m");
     const at = count ? cast.events[count - 1].at : 0;
-    label.textContent = `${at.toFixed(2)} of ${cast.seconds.toFixed(2)} s   ${marker ? marker.data : ""}`;
+    label.textContent = `${at.toFixed(2)} of ${cast.seconds.toFixed(2)} s   ${marker ? `turn ${marker.data.replace(/:$/, "")}` : ""}`;
   };
   const stop = () => { clearTimeout(timer); timer = null; play.textContent = "Play"; };
   const advance = () => {

@@ -1,50 +1,49 @@
-"""A Harbor environment on Apptainer: without a daemon, without root, for any image, without leftovers."""
+"""A Harbor environment on SIF files, Apptainer's images: without a daemon, without root, without leftovers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+import platform
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, override
+from typing import Any, override
 
-from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.capabilities import EnvironmentResourceCapabilities
 from harbor.environments.definition import (
     should_use_prebuilt_docker_image,
 )
-from harbor.models.task.config import NetworkMode
 
+from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
-from harbor_gym._runtime.processes import allow_open_files
-from harbor_gym.sandboxes.apptainer.commands import open_command, run_command
-from harbor_gym.sandboxes.apptainer.container import Container, ContainerOptions, id_count
-from harbor_gym.sandboxes.apptainer.options import checked_options
-from harbor_gym.sandboxes.apptainer.programs import find_programs, require_all
-from harbor_gym.sandboxes.apptainer.sif.format import SifImage
-from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
+from harbor_gym._runtime.rootless import shared_ids
+from harbor_gym.sandboxes.apptainer.options import ApptainerOptions, default_image_dir
+from harbor_gym.sandboxes.apptainer.programs import find_programs, has_kernel_overlay, overlay_program, require_all
+from harbor_gym.sandboxes.apptainer.sif.store import SifSource, Stored, provide_sif
 from harbor_gym.sandboxes.apptainer.watchdog import Watchdog
-from harbor_gym.sandboxes.declared import require_workdir
+from harbor_gym.sandboxes.declared import require_room, require_workdir
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment
-from harbor_gym.sandboxes.piped import PipedCommand
-from harbor_gym.sandboxes.pipes import Chunk
 from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success, setting_up
-from harbor_gym.sandboxes.supervisor import seccomp
-from harbor_gym.sandboxes.supervisor.program.messages import OPEN_FILES_OF_CALLER, CommandSpec
-from harbor_gym.sandboxes.supervisor.running import Finished
+from harbor_gym.sandboxes.supervisor import cgroups, seccomp
+from harbor_gym.sandboxes.supervisor.client import SupervisedSandbox
+from harbor_gym.sandboxes.supervisor.program.messages import FIRST_OWN_ID, CgroupLimits, SupervisorConfig
 
 _FILES, _SET_UP = "files", "setup.sh"
 _NO_VIEW = "the view is made by the kernel's overlay"
+_HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+_NO_RESOLVER = "# This sandbox has no network.\n"
 _NOT_WATCHED = "memory_mb is watched here by process, and socket buffers are no process's"
 _NO_FILTER = "libseccomp or the OCI seccomp profile is missing on this machine"
 
 
 @declares_options
-class ApptainerEnvironment(NamespacedEnvironment[Container]):
-    """Run a task in Apptainer or Singularity, as root or as an ordinary user, on machines without Docker.
+class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
+    """Run a task on an image of Apptainer or Singularity, as root or as an ordinary user, on machines without Docker.
 
-    The container is a child of this process: when that ends, killed or not, the kernel ends all its processes.
-    Apptainer makes it; commands and transfers enter its namespaces from outside. Its files are the image, a SIF file
-    mounted by squashfuse, under an overlay in memory (``storage_mb``, 2 GiB by default, beside ``memory_mb``).
+    The sandbox is a local one (:class:`harbor_gym.sandboxes.local.environment.LocalEnvironment`) whose files are the
+    image, a SIF file served by squashfuse, under an overlay in memory (``storage_mb``, 2 GiB by default, beside
+    ``memory_mb``). Apptainer itself only pulls images.
 
     **Images** are SIF files: the one that ``docker_image`` names (``….sif``, absolute or beside the Dockerfile), one
     that Apptainer pulls (``oras://``, ``docker://``, ``library://``), or one built from the task's Dockerfile or
@@ -54,88 +53,50 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     **Root**: each sandbox has a user namespace of its own; root inside is the user that started it, confined there,
     without the capabilities to mount and to trace.
 
-    **Limits**: ``memory_mb`` by watching: if the processes together use 95 % of it (PSS), the branch with the greater
-    part is killed, and counted. A process that allocates faster than the watchdog looks (20 times a second) exceeds it
-    for a moment. Unread data in sockets is not counted. A process may open 4096 files. ``cpus`` and the number of
-    processes are not enforced: a resource policy of Harbor's that asks for enforcement is refused.
+    **Limits** are those of a local sandbox. Where no control group for memory can be made, ``memory_mb`` is watched: if
+    the processes together use 95 % of it (PSS), the branch with the greater part is killed, and counted. A process that
+    allocates faster than the watchdog looks (20 times a second) exceeds it for a moment. Unread data in sockets is not
+    counted then.
 
-    **Network**: ``no-network`` is loopback only. ``public`` is the machine's own network, its loopback included.
-    Allowlists, and phases with other networks, are refused.
+    **Network**: ``no-network`` is loopback only. ``public`` is the machine's own network, its loopback included, unless
+    the option ``network`` is ``"task"``: then it is as in a local sandbox, and phases may differ. Allowlists are
+    refused.
 
     Compose tasks, GPUs and host mounts of the user's own are refused. The environment belongs to the event loop that
     started it.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        image_cache_dir: Path | str | None = None,
-        force_pull: bool = False,
-        registry: str | None = None,
-        no_mount: str | Sequence[str] = (),
-        workdir: str | None = None,
-        extra_args: Sequence[str] = (),
-        setup_command: str | None = None,
-        overlay: Literal["auto", "kernel", "fuse"] = "auto",
-        build_dockerfile: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """Prepare a sandbox; Harbor's own arguments go to Harbor's base class.
+    own_options = ApptainerOptions
 
-        Args:
-            args: Harbor's.
-            image_cache_dir: Folder of SIF files; None is ``sif`` in the cache directory.
-            force_pull: Pull or build the SIF file anew.
-            registry: ``oras://HOST/PATH`` to which ``harbor-gym sif build --push`` has pushed; searched before
-                building.
-            no_mount: Further mounts of the machine that Apptainer must leave out, by Apptainer's names.
-            workdir: Working directory if the task names none, instead of the image's.
-            extra_args: Further arguments of ``apptainer exec``.
-            setup_command: Shell text that root runs at each start, before files are copied into the sandbox.
-            overlay: The overlay that makes the image writable: ``"kernel"``, ``"fuse"`` (fuse-overlayfs), or
-                ``"auto"``, the first that is available.
-            build_dockerfile: Build the task's Dockerfile, if it has one, even if the task names a ``docker_image``.
-            kwargs: Harbor's.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare a sandbox by Harbor's arguments and the options of :class:`ApptainerOptions`.
 
         Raises:
             UsageError: An option has no such value.
         """
-        self._options = checked_options(
-            image_cache_dir=image_cache_dir,
-            force_pull=force_pull,
-            registry=registry,
-            no_mount=no_mount,
-            extra_args=extra_args,
-            setup_command=setup_command,
-            overlay=overlay,
-        )
-        self._build_dockerfile = build_dockerfile
+        options = ApptainerOptions.taken_from(kwargs)
+        self._stored: Stored | None = None
         self._watchdog: Watchdog | None = None
-        super().__init__(*args, workdir=workdir, **kwargs)
+        super().__init__(options, *args, **kwargs)
 
     @staticmethod
     @override
     def type() -> str:
         return "apptainer"
 
-    @property
-    @override
-    def capabilities(self) -> EnvironmentCapabilities:
-        return EnvironmentCapabilities(mounted=False, disable_internet=True)
-
     @classmethod
     @override
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Return the enforced limits: memory, by watching."""
-        return resource_capabilities(memory_limit=True)
+        """Return the enforced limits: memory in any case, by watching if need be."""
+        return resource_capabilities(cpu_limit="cpu" in cgroups.places(), memory_limit=True)
 
     @property
     def known_failures(self) -> Mapping[str, str]:
         """Behaviours of the conformance suite that don't hold → why."""
-        lacking = {"socket_buffers_end_at_the_sandboxs_own_limit": _NOT_WATCHED}
+        lacking = {} if _has_group() else {"socket_buffers_end_at_the_sandboxs_own_limit": _NOT_WATCHED}
         if seccomp.missing_profile():
             lacking["system_calls_are_filtered"] = _NO_FILTER
-        if self._options.overlay == "fuse":
+        if not has_kernel_overlay():
             lacking["a_verifier_sees_the_image_and_what_counts"] = _NO_VIEW
             lacking["a_set_up_runs_with_the_images_programs"] = _NO_VIEW
         return lacking
@@ -159,45 +120,54 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     # --- life ----------------------------------------------------------------------------------------------------
 
     @override
-    async def _bring_up(self, *, force_build: bool) -> None:
-        allow_open_files(OPEN_FILES_OF_CALLER)
-        stored = await provide_sif(
+    async def _provide_image(self, *, force_build: bool) -> None:
+        self._stored = await provide_sif(
             self._source(force_build=force_build),
-            self._options.image_cache_dir,
+            self._options.image_cache_dir or default_image_dir(),
             build_timeout_sec=self.task_env_config.build_timeout_sec,
             force=force_build or self._options.force_pull,
             registry_path=self._options.registry,
         )
-        image = self._image = stored.image
+
+    @override
+    async def _bring_up(self) -> None:
+        assert self._stored is not None
+        image = self._image = self._stored.image
+        if image.machine != platform.machine():
+            raise SandboxStartError(f"{image.path} is for {image.machine or 'another machine'}, not for this one")
+        _require_ids(image.high_ids)
         programs = await asyncio.to_thread(find_programs)
-        self._sandbox = Container()
-        await self._sandbox.start(image, programs, self._container_options(image))
+        filters = () if seccomp.missing_profile() else seccomp.filters(platform.machine())
+        config = self._supervisor_config(self._directories(image), filters=filters)
+        await self._start_sandbox(
+            config._replace(
+                image=(programs.squashfuse, "-f", "-o", f"offset={image.offset}", str(image.path.resolve())),
+                overlay=overlay_program(programs, self._options.overlay),
+                etc={"hosts": _HOSTS, "resolv.conf": _resolver(config)},
+                users=("0", image.user),
+            )
+        )
+        _require_ids(self._running().user_ids)
         self._watch_memory()
         await self._set_up(self._default_workdir(image))
-        await self._upload_environment_dir_after_start()
-        await self._start_services(image)
+        await self._make_ready(image)
 
     def _source(self, *, force_build: bool) -> SifSource:
         named = self.task_env_config.docker_image
         is_prebuilt = should_use_prebuilt_docker_image(
-            self.environment_dir, docker_image=named, force_build=force_build or self._build_dockerfile
+            self.environment_dir, docker_image=named, force_build=force_build or self._options.build_dockerfile
         )
         return SifSource(self.environment_dir, named if is_prebuilt else None)
 
-    def _container_options(self, image: SifImage) -> ContainerOptions:
-        return ContainerOptions(
-            storage_bytes=self._storage_mb << 20,
-            has_network=self.network_policy.network_mode == NetworkMode.PUBLIC,
-            directories=self._directories(image),
-            no_mount=self._options.no_mount,
-            extra_args=self._options.extra_args,
-            overlay=self._options.overlay,
-        )
+    @override
+    def _limits(self) -> CgroupLimits:
+        limits = super()._limits()
+        return limits if _has_group() else limits._replace(memory_bytes=None)
 
     def _watch_memory(self) -> None:
-        container = self._running()
-        if self._effective_memory_mb:
-            self._watchdog = Watchdog(lambda: container.first_process, self._effective_memory_mb << 20)
+        sandbox = self._running()
+        if self._effective_memory_mb and not _has_group():
+            self._watchdog = Watchdog(lambda: sandbox.first_process, self._effective_memory_mb << 20)
             self._watchdog.start()
 
     async def _set_up(self, workdir: str) -> None:
@@ -223,33 +193,38 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
         async with setting_up(timeout_sec):
             done = await self.exec(command, user="root")
             printed = f"{done.stdout or ''}{done.stderr or ''}"
-            require_ids(printed if done.return_code else "", "setup_command", text=command, count=id_count())
+            require_ids(printed if done.return_code else "", "setup_command", text=command, count=_id_count())
             require_success(done.return_code, printed)
 
     @override
-    def _let_go(self) -> Coroutine[Any, Any, None] | None:
-        container, self._sandbox = self._sandbox, None
-        return None if container is None else _end(container, self._watchdog)
-
-    # --- commands ------------------------------------------------------------------------------------------------
-
-    @override
-    async def _run(self, request: CommandSpec, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
-        return await run_command(self._running(), request, timeout_sec=timeout_sec, on_chunk=on_chunk)
-
-    @override
-    async def _open(self, request: CommandSpec) -> PipedCommand:
-        return await open_command(self._running(), request)
+    async def _end(self, sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
+        watchdog, self._watchdog = self._watchdog, None
+        try:
+            if watchdog is not None:
+                await watchdog.stop()
+        finally:
+            await super()._end(sandbox, hold)
 
     @property
     @override
     def memory_kills(self) -> int | None:
-        return None if self._watchdog is None else self._watchdog.killed_processes
+        return super().memory_kills if self._watchdog is None else self._watchdog.killed_processes
 
 
-async def _end(container: Container, watchdog: Watchdog | None) -> None:
-    try:
-        if watchdog is not None:
-            await watchdog.stop()
-    finally:
-        await container.stop()
+def _resolver(config: SupervisorConfig) -> str:
+    return Path("/etc/resolv.conf").read_text(encoding="utf-8") if config.shares_network else _NO_RESOLVER
+
+
+def _has_group() -> bool:
+    """Return whether a control group limits the memory of a sandbox."""
+    return "memory" in cgroups.places()
+
+
+def _id_count() -> int:
+    """Return how many user and group ids, from 0 on, an Apptainer sandbox on this machine has."""
+    return min(shared_ids(), FIRST_OWN_ID)
+
+
+def _require_ids(ids: Iterable[int]) -> None:
+    count = _id_count()
+    require_room({number for number in ids if number >= count}, count, 0, "an apptainer sandbox")

@@ -6,20 +6,21 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from harbor_gym._runtime import rootless
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym.sandboxes.tools import find_program
 
 RUNTIMES = ("apptainer", "singularity")
-"""Programs that run containers, in order of preference."""
+"""Programs that make and pull SIF files, in order of preference."""
 
 FUSE = Path("/dev/fuse")
 _LIBRARIES = ("libexec", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 """Folders below a runtime's prefix with its own copies of FUSE programs."""
 
-_MIN_LINUX = (4, 18)
-"""The first with FUSE mounts in user namespaces."""
+_MIN_LINUX = (5, 8)
+"""The first in which a pidfd leads into namespaces."""
 HOW_TO_INSTALL = (
     "install Apptainer (apptainer.org/docs/admin/main/installation.html); in a checkout of harbor_gym "
     "`make engines-apptainer` unpacks one"
@@ -30,10 +31,27 @@ HOW_TO_INSTALL = (
 class Programs:
     """Paths of programs."""
 
-    runtime: str
     squashfuse: str
     fuse_overlayfs: str | None
     """None if only the kernel's overlay is available."""
+
+
+def has_kernel_overlay() -> bool:
+    """Return whether the kernel makes the overlay of a sandbox: for an ordinary user since Linux 6.6."""
+    return not rootless.is_rootless() or not rootless.age_refusal()[0]
+
+
+def overlay_program(programs: Programs, overlay: Literal["auto", "kernel", "fuse"]) -> tuple[str, ...]:
+    """Return the program that serves a sandbox's overlay, and its arguments; none where the kernel makes it.
+
+    Raises:
+        MissingDependencyError: It is to be fuse-overlayfs, which is missing.
+    """
+    if overlay == "kernel" or (overlay == "auto" and has_kernel_overlay()):
+        return ()
+    if programs.fuse_overlayfs is None:
+        raise MissingDependencyError("this sandbox's overlay needs fuse-overlayfs: apt-get install fuse-overlayfs")
+    return programs.fuse_overlayfs, "-f"
 
 
 def find_programs() -> Programs:
@@ -42,11 +60,10 @@ def find_programs() -> Programs:
     Raises:
         MissingDependencyError: One is missing; the message states how to get it.
     """
-    runtime = find_runtime()
-    squashfuse = _beside("squashfuse_ll", runtime) or _beside("squashfuse", runtime)
+    squashfuse = _find("squashfuse_ll") or _find("squashfuse")
     if squashfuse is None:
         raise MissingDependencyError("apptainer sandboxes need squashfuse to mount images: apt-get install squashfuse")
-    return Programs(runtime, squashfuse, _beside("fuse-overlayfs", runtime))
+    return Programs(squashfuse, _find("fuse-overlayfs"))
 
 
 def find_runtime() -> str:
@@ -58,7 +75,7 @@ def find_runtime() -> str:
     for name in RUNTIMES:
         if (path := find_program(name)) is not None:
             return path
-    raise MissingDependencyError(f"apptainer sandboxes need apptainer or singularity: {HOW_TO_INSTALL}")
+    raise MissingDependencyError(f"SIF files are made and pulled by apptainer or singularity: {HOW_TO_INSTALL}")
 
 
 def find_mksquashfs() -> str:
@@ -72,16 +89,17 @@ def find_mksquashfs() -> str:
     return path
 
 
-def _beside(name: str, runtime: str) -> str | None:
-    """Return a program's path: a runtime includes some that are not on PATH."""
+def _find(name: str) -> str | None:
+    """Return a program's path: Apptainer's packages bring some that are not on PATH."""
     if (path := find_program(name)) is not None:
         return path
-    prefix = Path(runtime).resolve().parent.parent
-    owner = Path(runtime).name
-    for library in _LIBRARIES:
-        candidate = prefix / library / owner / "bin" / name
-        if os.access(candidate, os.X_OK):
-            return str(candidate)
+    for owner in RUNTIMES:
+        if (runtime := find_program(owner)) is not None:
+            prefix = Path(runtime).resolve().parent.parent
+            for library in _LIBRARIES:
+                candidate = prefix / library / owner / "bin" / name
+                if os.access(candidate, os.X_OK):
+                    return str(candidate)
     return None
 
 

@@ -95,7 +95,7 @@ class Watchdog:
     async def _watch(self) -> None:
         first = self._find()
         while True:
-            used, kill = await asyncio.to_thread(look, first, self._limit, self._dying)
+            used, kill = await asyncio.to_thread(enforce_limit, first, self._limit, self._dying)
             if kill is not None:
                 self._dying |= frozenset(kill.processes)
                 _logger.warning("an apptainer sandbox needed more memory than it has: %s", kill)
@@ -103,7 +103,9 @@ class Watchdog:
             await asyncio.sleep(_ALERT_SEC if used > _ALERT_AT * self._limit else _CALM_SEC)
 
 
-def look(first: int, limit_bytes: int, dying: frozenset[Member] = frozenset()) -> tuple[int, MemoryKill | None]:
+def enforce_limit(
+    first: int, limit_bytes: int, dying: frozenset[Member] = frozenset()
+) -> tuple[int, MemoryKill | None]:
     """Measure the memory of a container once, and kill the heaviest branch if it is too much. Blocks.
 
     Args:

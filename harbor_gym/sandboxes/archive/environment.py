@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import override
+from typing import ClassVar, override
 
 from harbor.environments.base import BaseEnvironment
 
@@ -15,6 +15,7 @@ from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
 class CarriesFiles(BaseEnvironment):
     """Harbor's transfers by a process outside the sandbox: a policy that replaces tar or the shell changes nothing."""
 
+    cuts_rewards: ClassVar[bool] = True
     executable: PurePosixPath | None = None
     """A file that an upload of a directory makes executable for all, as ``chmod +x`` does."""
     is_executable = False

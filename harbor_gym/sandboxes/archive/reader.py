@@ -8,6 +8,7 @@ Source: pax(1) of POSIX.1-2017, "ustar Interchange Format" and "pax Interchange 
 """
 
 import json
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,8 @@ _PROCESSOR_SEC = 600
 _REGULAR, _HARD, _SYMBOLIC, _FOLDER = (b"0", b"\0", b"7"), b"1", b"2", b"5"
 _LEFT_OUT = (b"3", b"4", b"6")
 """Devices and FIFOs."""
+_MARK = [b".dockerenv"]
+"""A file at the root of each of Docker's containers, and nearly always the first of all."""
 
 
 class Member(NamedTuple):
@@ -192,8 +195,11 @@ def _parts(name: bytes) -> list[bytes] | None:
 class _Forwarder:
     """Sends an archive's members as a tree, with records that enter and leave directories."""
 
-    def __init__(self, archive: _Archive, stream: Stream, allowance: Allowance, choice: Choice) -> None:
+    def __init__(
+        self, archive: _Archive, stream: Stream, allowance: Allowance, choice: Choice, source: list[bytes]
+    ) -> None:
         self._archive = archive
+        self._source = source
         self._stream = stream
         self._allowance = allowance
         self._choice = choice
@@ -205,12 +211,26 @@ class _Forwarder:
             self._allowance.take_entry(member.name[:MAX_LINK_BYTES])
             parts = _parts(member.name)
             self._allowance.check_depth(len(parts or ()) - 1, member.name[:MAX_LINK_BYTES])
+            if parts and self._is_around(member, parts):
+                raise TransferError("a link leads to a directory that contains the link: all of that is not copied")
             if parts and not self._choice.drops(b"/".join(parts)):
                 self._send(member, parts)
             else:
                 self._archive.skip(member.size + -member.size % _BLOCK_BYTES)
         self._go([])
         self._finish()
+
+    def _is_around(self, member: Member, parts: list[bytes]) -> bool:
+        """Return whether a member shows that its directory was reached by a link in it."""
+        if member.kind != _SYMBOLIC:
+            return parts == _MARK and bool(self._source)
+        for end in range(len(parts), len(self._source) + 1):
+            way, rest = self._source[:end], self._source[end:]
+            above, place = way[: -len(parts)], b"/" + b"/".join(way[:-1])
+            reached = os.path.normpath(os.path.join(place, member.target, *rest))  # noqa: PTH118  # bytes
+            if above + parts == way and reached == b"/" + b"/".join(above):
+                return True
+        return False
 
     def send_file(self) -> None:
         """Send the only member, which must be a file, and the end."""
@@ -278,14 +298,15 @@ def forward(source: int, stream: Stream, spec: dict[str, Any]) -> None:
     Args:
         source: A descriptor to read the archive from.
         stream: The stream of records.
-        spec: ``is_file``, ``limit_bytes`` and ``choice``.
+        spec: ``is_file``, ``limit_bytes``, ``choice``, and ``source``: the names of the path that the engine packs.
     """
     limit: int = spec["limit_bytes"]
     choice = Choice(**spec["choice"])
     factor = _UNWANTED_FACTOR if choice != Choice() else 1
     try:
         archive = _Archive(source, factor * limit + _OVERHEAD_BYTES * MAX_ENTRIES)
-        forwarder = _Forwarder(archive, stream, Allowance(limit), choice)
+        names = [name.encode("latin-1") for name in spec["source"]]
+        forwarder = _Forwarder(archive, stream, Allowance(limit), choice, names)
         (forwarder.send_file if spec["is_file"] else forwarder.send_tree)()
     except StreamEndedError:
         pass

@@ -20,7 +20,6 @@ from harbor.models.trial.paths import EnvironmentPaths
 
 from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.shielded import ended, shielded
-from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes.archive.trees.receiving import OntoHost, Receiver
 from harbor_gym.sandboxes.archive.trees.records import (
     ALL,
@@ -35,6 +34,7 @@ from harbor_gym.sandboxes.archive.trees.records import (
     TransferError,
 )
 from harbor_gym.sandboxes.archive.trees.sending import Sender
+from harbor_gym.sandboxes.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 
 TIMEOUT_SEC = 600.0
 """As long as Harbor's own transfers may take; the limits of size are reached long before."""

@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from harbor_gym._runtime.processes import start_process
-from harbor_gym.errors import SandboxError, SandboxTimeoutError
 from harbor_gym.sandboxes import archive
 from harbor_gym.sandboxes.archive.transfers import choice_in, explained, in_thread, receive_dir, receive_file
 from harbor_gym.sandboxes.archive.trees.records import ALL, Allowance, Choice, Stream, StreamEndedError
+from harbor_gym.sandboxes.errors import SandboxError, SandboxTimeoutError
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import reader; sys.exit(reader.main())"
 _PLACE = Path(archive.__file__).parent
@@ -40,7 +40,7 @@ async def download_file(container: str, source: str, target: Path, *, limit_byte
         SandboxError: There is no such file, it is no ordinary file, or it is larger than the limit.
     """
     name = PurePosixPath(source).name
-    spec = {"is_file": True, "limit_bytes": limit_bytes, "choice": ALL._asdict()}
+    spec = {"is_file": True, "limit_bytes": limit_bytes, "choice": ALL._asdict(), "source": []}
     with explained(f"download {source}"):
         await _download(
             ("--follow-link", f"{container}:{source}"),
@@ -53,9 +53,13 @@ async def download_dir(container: str, source: str, target: Path, *, limit_bytes
     """Copy a directory's contents into ``target``, made if absent; links that lead out of it and devices stay out.
 
     Raises:
-        SandboxError: There is no such directory, or it is larger than the limit.
+        SandboxError: There is no such directory, it is larger than the limit, or it contains a link by which ``source``
+            leads to it.
     """
-    spec = {"is_file": False, "limit_bytes": limit_bytes, "choice": choice_in(source, choice)._asdict()}
+    names = [os.fsencode(name).decode("latin-1") for name in PurePosixPath(source).parts if name != "/"]
+    spec = {
+        "is_file": False, "limit_bytes": limit_bytes, "choice": choice_in(source, choice)._asdict(), "source": names,
+    }  # fmt: skip
     with explained(f"download {source}"):
         await _download(
             (f"{container}:{source.rstrip('/')}/.",),

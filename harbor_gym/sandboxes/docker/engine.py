@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.labels import PROJECT_LABEL, REMOVALS, labels, removal
 from harbor_gym.sandboxes.tools import run_tool
 

@@ -12,6 +12,7 @@ import functools
 import os
 import shlex
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,6 @@ from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
 from harbor_gym._runtime.harbor_versions import declares_options
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError, UsageError
 from harbor_gym.sandboxes import dockerfile, reaper
 from harbor_gym.sandboxes.archive import transfers
 from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
@@ -43,11 +43,14 @@ from harbor_gym.sandboxes.docker.engine import MAIN, docker
 from harbor_gym.sandboxes.docker.exec import run_inside
 from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
 from harbor_gym.sandboxes.docker.setup import DockerSetup, ImageGoneError, ImageInfo
+from harbor_gym.sandboxes.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
 from harbor_gym.sandboxes.extensions import ExecTimeoutError
+from harbor_gym.sandboxes.images.build import ImageSource, content_hash, failing_together
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, PROJECT_LABEL
 from harbor_gym.sandboxes.labels import labels as own_labels
+from harbor_gym.sandboxes.options import SandboxOptions
 from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success
-from harbor_gym.sandboxes.tools import build_failure
+from harbor_gym.sandboxes.tools import DockerfileError, build_failure
 
 _UP_ATTEMPTS = 4
 _SETTLE_SEC = 1.0
@@ -77,6 +80,7 @@ class DockerEnvironment(HarborDockerEnvironment):
     It also runs a task's separate verifier. Harbor refuses Windows containers, which need a Windows host.
     """
 
+    cuts_rewards: ClassVar[bool] = True
     known_failures: ClassVar[Mapping[str, str]] = {
         "stderr_is_told_apart": "stderr comes in stdout, in order of printing",
         "root_inside_is_root_of_its_own_namespace": "containers have the machine's user namespace, unless remapped",
@@ -94,28 +98,15 @@ class DockerEnvironment(HarborDockerEnvironment):
     }
     """stderr is as under Harbor, whose callers may rely on the order; the others are limits of containers."""
 
-    def __init__(
-        self,
-        environment_dir: Path,
-        *args: Any,
-        setup_command: str | None = None,
-        build_dockerfile: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """Take Harbor's own arguments, and two more.
+    own_options = SandboxOptions
 
-        Args:
-            environment_dir: Harbor's.
-            *args: Harbor's.
-            setup_command: Shell text that root runs before files are copied into the sandbox.
-            build_dockerfile: Build the task's Dockerfile, if it has one, even if the task names a ``docker_image``.
-            **kwargs: Harbor's.
+    def __init__(self, environment_dir: Path, *args: Any, **kwargs: Any) -> None:
+        """Prepare a sandbox by Harbor's arguments and the options of :class:`SandboxOptions`.
 
         Raises:
-            UsageError: The command is empty.
+            UsageError: An option has no such value.
         """
-        if setup_command is not None and not setup_command.strip():
-            raise UsageError("sandbox option setup_command is empty")
+        options = SandboxOptions.taken_from(kwargs)
         own_file = Path(environment_dir) / COMPOSE_FILE_NAME
         # Harbor's own constructor reads the capabilities, which depend on this.
         self._is_plain = not kwargs.get("extra_docker_compose") and not own_file.exists()
@@ -131,8 +122,9 @@ class DockerEnvironment(HarborDockerEnvironment):
         super().__init__(environment_dir, *args, **kwargs)
         self._log_mounts = [item for item in self._mounts if is_trials_own(item, self.trial_paths)]
         # A separate verifier's sandbox has an image of its own.
-        self._setup_command = None if is_of_verifier(self.session_id) else setup_command
-        if build_dockerfile and not is_of_verifier(self.session_id) and dockerfile.alternative(self.environment_dir):
+        self._setup_command = None if is_of_verifier(self.session_id) else options.setup_command
+        builds = options.build_dockerfile and not is_of_verifier(self.session_id)
+        if builds and dockerfile.alternative(self.environment_dir):
             self.task_env_config = self.task_env_config.model_copy(update={"docker_image": None})
 
     @property
@@ -242,13 +234,17 @@ class DockerEnvironment(HarborDockerEnvironment):
     async def _build(self, run: _Compose) -> ExecResult:
         if self._keeps_image and self._main_image_name in launch.BUILT_IMAGES:
             return _DONE
-        with ticking(f"building the image of {self.environment_dir}", delay_sec=SLOW_SEC):
+        content = await asyncio.to_thread(content_hash, ImageSource(self.environment_dir))
+        with (
+            failing_together(f"docker-{content}", time.monotonic()),
+            ticking(f"building the image of {self.environment_dir}", delay_sec=SLOW_SEC),
+        ):
             try:
                 result = await run(["build"])
             except RuntimeError as exc:
                 if "failed to solve" not in str(exc):
                     raise
-                raise SandboxStartError(build_failure(self.environment_dir / "Dockerfile", str(exc))) from exc
+                raise DockerfileError(build_failure(self.environment_dir / "Dockerfile", str(exc))) from exc
         look = await image_setup.inspect_image(self._main_image_name) if self._keeps_image else None
         if look is not None:
             launch.BUILT_IMAGES[self._main_image_name] = look

@@ -11,8 +11,8 @@ from harbor.environments.base import ExecResult
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxLostError
 from harbor_gym.sandboxes.docker.engine import docker
+from harbor_gym.sandboxes.errors import SandboxLostError
 from harbor_gym.sandboxes.extensions import ExecTimeoutError
 from harbor_gym.sandboxes.pipes import Output, StreamName, text_chunks
 

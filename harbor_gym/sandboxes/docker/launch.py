@@ -13,12 +13,12 @@ from typing import Any
 from harbor.environments.base import ExecResult
 
 from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
-from harbor_gym.errors import SandboxStartError, TaskError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.declared import no_account
 from harbor_gym.sandboxes.docker import engine
 from harbor_gym.sandboxes.docker.engine import MAIN, docker
 from harbor_gym.sandboxes.docker.setup import ImageInfo, inspect_image
+from harbor_gym.sandboxes.errors import SandboxStartError, TaskError
 from harbor_gym.sandboxes.health import healthcheck_of, unhealthy
 
 _COMMAND_END_SEC = 5.0

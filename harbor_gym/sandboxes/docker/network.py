@@ -8,8 +8,8 @@ from multiprocessing.util import Finalize
 
 from harbor_gym._runtime.cache import locked
 from harbor_gym._runtime.owners import owner_label
-from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.docker.engine import docker, labels
+from harbor_gym.sandboxes.errors import SandboxStartError
 
 _NO_TALK = "com.docker.network.bridge.enable_icc=false"
 """Containers of one bridge can't reach one another: episodes must not interfere."""

@@ -10,12 +10,12 @@ from typing import Any
 
 from harbor_gym._runtime.cache import locked
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.declared import require_check, workdir_check
 from harbor_gym.sandboxes.docker import engine as engine
 from harbor_gym.sandboxes.docker.engine import docker
 from harbor_gym.sandboxes.docker.exec import run_inside
 from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, PROJECT_LABEL
 from harbor_gym.sandboxes.labels import labels as own_labels
 from harbor_gym.sandboxes.setup_command import require_success, setting_up

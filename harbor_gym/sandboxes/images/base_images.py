@@ -1,4 +1,4 @@
-"""Base images: from buildah's store, this machine's Docker or a registry, or made by ``harbor-gym base``."""
+"""Base images: from buildah's store, this machine's Docker or a registry, or made of packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from harbor_gym._runtime.cache import locked
 from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
 from harbor_gym._runtime.disks import reports_full_disk
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.images import official_images
 from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.images.docker_images import copy_from_docker, find_in_docker
@@ -32,7 +32,7 @@ _NO_ANSWER = re.compile(r'(?:Get|Head|Post) "https?://[^"]*": (.*)')
 _ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 _unreachable: dict[str, str] = {}
-"""Image for which this process uses a base of ``harbor-gym base`` → why its registry can't be reached."""
+"""Image in whose place this process uses a base of packages → why its registry can't be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Base:
 
 
 async def resolve_base(reference: str) -> Base:
-    """Find a base image; if its registry can't be reached, the one that ``harbor-gym base`` made for it.
+    """Find a base image; if its registry can't be reached, the base of packages that stands in for it.
 
     Raises:
         SandboxStartError: It is not available.
@@ -61,17 +61,18 @@ async def resolve_base(reference: str) -> Base:
     base, why = await find_base(reference)
     if base is not None:
         return base
-    made = official_images.base_name(reference)
+    full, made = official_images.full_reference(reference), official_images.base_name(reference)
     base = None if made is None else await _inspected(made)
     if base is None:
         raise SandboxStartError(
-            f"base image {reference!r} is not on this machine, and its registry is out of reach ({why}): "
-            f"{_advice(reference)}"
+            f"base image {reference!r} is not on this machine, and its registry is out of reach ({why}): pull it "
+            f"where a registry can be reached (`buildah pull {full}`), give an image that is here its name (`buildah "
+            f"tag IMAGE {full}`; `buildah pull oci-archive:FILE` or docker-archive:FILE brings one), or give the "
+            "sandbox option image=oci-archive:FILE in place of the task's own image"
         )
-    full = official_images.full_reference(reference)
     if full not in _unreachable:
         _unreachable[full] = why
-        _logger.warning("the registry of %s is out of reach: using the base that `harbor-gym base` made", reference)
+        _logger.warning("the registry of %s is out of reach: using the base of packages in its place", reference)
     return base
 
 
@@ -114,17 +115,6 @@ def _local_names(reference: str, full: str) -> list[str]:
     if full == reference:
         return [full]
     return [f"localhost/{reference}", full, *([reference] if _ID.fullmatch(reference) else [])]
-
-
-def _advice(reference: str) -> str:
-    if official_images.find_offline_base(reference) is not None:
-        return f"`harbor-gym base {reference}` makes a base of packages to use in its place"
-    full = official_images.full_reference(reference)
-    return (
-        f"pull it where a registry can be reached (`buildah pull {full}`), give an image that is here its name "
-        f"(`buildah tag IMAGE {full}`; `buildah pull oci-archive:PATH` or docker-archive:PATH brings one), or give "
-        "the sandbox option image=oci-archive:PATH in place of the task's own image"
-    )
 
 
 async def _inspected(reference: str) -> Base | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import itertools
 import json
@@ -20,6 +21,7 @@ from harbor_gym._runtime.cache import (
     LAYERS_LOCK,
     STORE_LOCK,
     Hold,
+    building,
     cache_dir,
     cache_limit,
     count_entries,
@@ -32,13 +34,14 @@ from harbor_gym._runtime.cache import (
 )
 from harbor_gym._runtime.console.progress import SLOW_SEC, Work, ticking
 from harbor_gym._runtime.disks import reports_full_disk
+from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.unchanged import UntilChanged
-from harbor_gym.errors import MissingDependencyError, SandboxStartError, TaskError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.dockerfile import Instruction
+from harbor_gym.sandboxes.errors import SandboxStartError, TaskError
 from harbor_gym.sandboxes.image_settings import ImageSettings, config_of, settings_of
 from harbor_gym.sandboxes.images import layers, sources
 from harbor_gym.sandboxes.images.base_images import Base, resolve_base
@@ -51,20 +54,29 @@ from harbor_gym.sandboxes.images.builder import (
     run_environment,
 )
 from harbor_gym.sandboxes.images.context import Context
-from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, planned, unknown_name
+from harbor_gym.sandboxes.images.plan import PICKED, LookNeeded, Plan, planned, unknown_name
 from harbor_gym.sandboxes.images.recipe import read
 from harbor_gym.sandboxes.images.store import full_disk, keep_limit, without_triggers
-from harbor_gym.sandboxes.tools import build_failure, contained, find_program, run_tool, tail
+from harbor_gym.sandboxes.tools import DockerfileError, build_failure, contained, find_program, limited, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
 _FORMAT = 7
 """Version of the cache's layout and of exported layers. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
+_LAYER_IS_GONE = "layer not known"
+"""In the output of a build beside which another process removed an image. Source: ErrLayerUnknown of
+containers/storage."""
+
+_FAILED_SEC = 300.0
+"""Seconds for which a Dockerfile that failed counts as one that fails; then what it fetches may be reached again."""
+
 _SHOWN_STEP = 60
 """Characters of an instruction that is in progress."""
 
 _built: dict[str, Image] = {}
+_failures: dict[str, tuple[float, SandboxStartError]] = {}
+"""By what was built: when, and how, its last build of this process failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +162,8 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
 
     Args:
         source: The image's source.
-        build_timeout_sec: Ceiling on the build, in seconds, including the wait for another builder.
+        build_timeout_sec: Ceiling on the build, in seconds from its own start. The waits for a processor, and for
+            another builder of the image, whose failure is this call's too, are no part of it.
         force_build: Build anew even if the cache has the image, and replace it there for later calls.
 
     Raises:
@@ -160,56 +173,77 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
     """
     if source.rootfs is None and find_program("buildah") is None:
         raise MissingDependencyError("local sandboxes need buildah to build images: apt-get install buildah")
-    scope = asyncio.timeout(build_timeout_sec)
-    try:
-        async with scope:
-            return await _build_image(source, force_build=force_build)
-    except TimeoutError as exc:
-        if not scope.expired():
-            raise
-        notes = getattr(exc.__cause__, "__notes__", [])
-        raise SandboxStartError(
-            ": ".join([f"building the image of {source} took longer than {build_timeout_sec:g} s", *notes])
-        ) from None
-
-
-async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     with _naming_dockerfile(source):
         content = await asyncio.to_thread(content_hash, source)
     known = _built.get(content)
     if known is not None and not force_build and known.is_there:
         return known
     limit = cache_limit()
-    text, base_images = await _read_recipe(source)
+    async with limited(build_timeout_sec, lambda: f"finding the base images of {source}"):
+        text, base_images = await _read_recipe(source)
     identity = {ref: base.identity for ref, base in base_images.items()}
     digest = hashlib.sha256(json.dumps([_FORMAT, content, identity], sort_keys=True).encode()).hexdigest()
-    # Another process may be building it.
+    asked = time.monotonic()
     with ticking(f"building the image of {source}", delay_sec=SLOW_SEC) as work:
+        # Another process may be building it.
         async with _naming_step(source, work), locked(f"image-{digest[:32]}"):
             image = None if force_build else await asyncio.to_thread(load_image, digest)
             if image is None:
-                work.begin()
-                home = cache_dir() / "images" / digest[:32]
-                if await asyncio.to_thread(find_broken_layers, home):
-                    async with locked(LAYERS_LOCK):
-                        for layer in await asyncio.to_thread(remove_broken_layers, home):
-                            _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
-                async with locked(STORE_LOCK, shared=True):
-                    image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
+                with failing_together(digest, asked):
+                    async with building(), limited(build_timeout_sec, lambda: _stage(source, work)):
+                        work.begin()
+                        await _remove_broken_layers(digest)
+                        async with locked(STORE_LOCK, shared=True):
+                            image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
                 if limit is not None:
                     await shielded(keep_limit(limit))  # not this image: its lock is held
     _built[content] = image
     return image
 
 
+@contextlib.contextmanager
+def failing_together(key: str, asked: float) -> Generator[None]:
+    """Fail as the build of ``key`` did that this caller waited for, so that no waiter repeats it.
+
+    A Dockerfile that failed is not built again for five minutes, in which a retry or another episode asks for it.
+
+    Args:
+        key: What is built, by its content. The caller holds its lock.
+        asked: When the caller began to wait for the lock, by the monotonic clock.
+
+    Raises:
+        SandboxStartError: A build in this process failed since then.
+    """
+    failed, failure = _failures.get(key, (asked, None))
+    if failure is not None and failed > asked - (_FAILED_SEC if isinstance(failure, DockerfileError) else 0.0):
+        raise copy.copy(failure)
+    try:
+        yield
+    except SandboxStartError as exc:
+        _failures[key] = time.monotonic(), copy.copy(exc)  # without its traceback
+        raise
+
+
+async def _remove_broken_layers(digest: str) -> None:
+    home = cache_dir() / "images" / digest[:32]
+    if await asyncio.to_thread(find_broken_layers, home):
+        async with locked(LAYERS_LOCK):
+            for layer in await asyncio.to_thread(remove_broken_layers, home):
+                _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
+
+
 @contextlib.asynccontextmanager
 async def _naming_step(source: ImageSource, work: Work) -> AsyncGenerator[None]:
-    """Say in a note of a cancellation, which a limit becomes an error of, what the build was doing."""
+    """Say in a note of a cancellation what the build was doing, for an error of the limit that cancels it."""
     try:
         yield
     except asyncio.CancelledError as exc:
-        exc.add_note(f"the image of {source} was being built, at {work.detail or 'its start'} (build_timeout_sec)")
+        exc.add_note(f"{_stage(source, work)} (build_timeout_sec)")
         raise
+
+
+def _stage(source: ImageSource, work: Work) -> str:
+    return f"building the image of {source} (at {work.detail or 'its start'})"
 
 
 async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
@@ -292,14 +326,14 @@ async def _run_build(
     }
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
         folder = Path(name)
-        answers = _Answers()
+        answers, is_repeated = _Answers(), False
         for attempt in map(folder.joinpath, map(str, itertools.count())):
             attempt.mkdir()
             plan, argv = await asyncio.to_thread(
                 _prepare, environment_dir, text, base_images, attempt, answers, is_fresh=is_fresh
             )
             if (wanted := answers.wanted) is not None and isinstance(wanted.of, str):
-                answers.directories[wanted.key] = await layers.directory_of(wanted.of, wanted.path)
+                await answers.find(wanted, wanted.of, folder)
                 continue
             steps: list[Instruction] = []
             on_line = _noting(plan, steps, on_step)
@@ -308,16 +342,20 @@ async def _run_build(
             if code == 0:
                 if wanted is None:
                     return image_id, plan.volumes
-                answers.directories[wanted.key] = await layers.directory_of(image_id, wanted.path)
+                await answers.find(wanted, image_id, folder)
                 is_fresh = False  # the part that is built is new
                 continue
+            if _LAYER_IS_GONE in output and not is_repeated:
+                is_repeated = True
+                continue
             missing = unknown_name(output)
-            if not missing or missing in answers.unknown:
+            failed = steps[-1] if steps else Instruction("", 0)
+            if not missing or (failed.line, missing) in answers.unknown:
                 require_ids(output, str(path), text=text)
-                failed = steps[-1] if steps else Instruction("", 0)
                 why = await full_disk() if reports_full_disk(output) else ""
-                raise SandboxStartError(build_failure(path, output, step=failed.shown, line=failed.line, why=why))
-            answers.unknown.add(missing)
+                kind = SandboxStartError if why else DockerfileError
+                raise kind(build_failure(path, output, step=failed.shown, line=failed.line, why=why))
+            answers.unknown.add((failed.line, missing))
     raise AssertionError("each round ends the build or has one more answer")
 
 
@@ -325,10 +363,19 @@ async def _run_build(
 class _Answers:
     """What is known of the images that a Dockerfile makes."""
 
-    unknown: set[str] = field(default_factory=set[str])
+    unknown: set[tuple[int, str]] = field(default_factory=set[tuple[int, str]])
     directories: dict[str, str] = field(default_factory=dict[str, str])
     wanted: LookNeeded | None = None
     """The question that a build of the first part of the Dockerfile answers."""
+
+    async def find(self, wanted: LookNeeded, image: str, folder: Path) -> None:
+        """Answer a question by an image of buildah's store; what is picked of it lies in ``folder``."""
+        if wanted.pick is None:
+            self.directories[wanted.key] = await layers.directory_of(image, wanted.path)
+            return
+        name = str(len(self.directories))
+        picked = await layers.picked(image, folder / PICKED / name, wanted.pick)
+        self.directories[wanted.key] = picked and f"{name}/made/{picked}"
 
 
 def _noting(plan: Plan, steps: list[Instruction], on_step: Callable[[str], object] | None) -> Callable[[str], None]:
@@ -426,7 +473,7 @@ def load_image(digest: str) -> Image | None:
 
 def _read_dockerfile(environment_dir: Path) -> str:
     try:
-        return (environment_dir / "Dockerfile").read_text(encoding="utf-8", errors="surrogateescape")
+        return (environment_dir / "Dockerfile").read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         raise SandboxStartError(
             f"{environment_dir} has no Dockerfile and the task names no docker_image: there is nothing to build"

@@ -6,15 +6,18 @@ import asyncio
 import functools
 import re
 import resource
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harbor_gym._runtime import rootless
+from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym._runtime.processes import ask
-from harbor_gym.errors import MissingDependencyError, TaskError
 from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.errors import TaskError
+from harbor_gym.sandboxes.images import layer_export
 from harbor_gym.sandboxes.images.context import Context
-from harbor_gym.sandboxes.images.plan import CONTEXT, EMPTY, MADE
+from harbor_gym.sandboxes.images.plan import CONTEXT, EMPTY, MADE, PICKED
 from harbor_gym.sandboxes.tools import contained, find_program, run_tool
 
 _MOST_FILES = 1 << 20
@@ -81,13 +84,14 @@ def build_argv(folder: Path, context: Context, recipe: Path, *, is_fresh: bool) 
     """Return the command that builds ``recipe`` with ``context`` and writes the image's id to ``folder/id``.
 
     Args:
-        folder: The build's temporary folder, with its owner in its name.
+        folder: A folder of its own in the build's temporary one, where what was picked of images lies beside it.
         context: What COPY copies from.
         recipe: The Dockerfile, which :func:`~harbor_gym.sandboxes.images.plan.planned` wrote.
         is_fresh: Run every instruction without the cache.
     """
-    contexts = {EMPTY: folder / EMPTY, MADE: context.made, CONTEXT: context.root}
-    contexts[EMPTY].mkdir(exist_ok=True)
+    contexts = {EMPTY: folder / EMPTY, MADE: context.made, CONTEXT: context.root, PICKED: folder.parent / PICKED}
+    for name in (EMPTY, PICKED):
+        contexts[name].mkdir(exist_ok=True)
     nothing_ignored = folder / "ignored"
     nothing_ignored.touch()
     options = ["--format", "docker", "--layers", "--force-rm", "--pull-never", "--network", "host"]
@@ -95,7 +99,7 @@ def build_argv(folder: Path, context: Context, recipe: Path, *, is_fresh: bool) 
     options += [word for name, place in contexts.items() for word in ("--build-context", f"{name}={place}")]
     options += ["--ignorefile", str(nothing_ignored), "--iidfile", str(folder / "id"), "-f", str(recipe)]
     options += ["--no-cache"] if is_fresh else []
-    runtime = ("sh", str(_RUNTIME), str(folder), _networks())
+    runtime = ("sh", str(_RUNTIME), str(folder), _networks(), sys.executable, layer_export.__file__)
     return *contained(), *runtime, *dockerfile.owned_build(str(folder)), *options, str(context.directory)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from harbor_gym.sandboxes.dockerfile import Document
-from harbor_gym.sandboxes.images.ignored import Patterns, glob_expression, ignored_of
+from harbor_gym.sandboxes.images.ignored import Patterns, glob_expression, ignored_of, read_patterns
 
 _WILDCARD = re.compile(r"(?<!\\)[*?\[]")
 _CLAUSE = re.compile(r"([ugoa]*)((?:[-+=](?:[rwxXst]*|[ugo]))+)")
@@ -30,21 +31,26 @@ class Context:
     buildah knows ``root``, and finds them in ``place`` there: it reads an ignore file at the root by its own rules.
 
     Args:
-        directory: The task's own; nothing in it is changed.
+        directory: The task's own, or the root of an image; nothing in it is changed.
         folder: The build's temporary folder.
+        is_image: Whether it is an image, which has no ignore file.
 
     Raises:
         ValueError: The ignore file can't be read.
         OSError: A file of the context can't be read.
     """
 
-    def __init__(self, directory: Path, folder: Path) -> None:
+    def __init__(self, directory: Path, folder: Path, *, is_image: bool = False) -> None:
         self._made = folder / "made"
         self._made.mkdir()
         self._count = 0
-        ignored = ignored_of(directory)
+        self._is_image = is_image
+        self._what = "image" if is_image else "build context, or is ignored"
         self.directory = self.root = directory
         self.place = ""
+        if is_image:
+            return
+        ignored = ignored_of(directory)
         if ignored.rules or any((directory / name).exists() for name in _IGNORE_FILES):
             self.root, self.place = folder / "context", "files"
             self.directory = self.root / self.place
@@ -65,25 +71,22 @@ class Context:
         path = str(PurePosixPath(os.path.normpath(f"/{source}"))).lstrip("/")
         if _WILDCARD.search(path) is None:
             return [path or "."]
-        found = [""]
-        for part in path.split("/"):
-            if _WILDCARD.search(part) is None:
-                found = [f"{above}{part}/" for above in found]
-                continue
-            expression = glob_expression(part)
-            found = [
-                f"{above}{name}/"
-                for above in found
-                for name in self._names(above)
-                if expression.fullmatch(name) is not None
-            ]
-        return [name.rstrip("/") for name in found if self.resolve(name) is not None]
-
-    def _names(self, path: str) -> list[str]:
-        directory = self.resolve(path)
-        if directory is None or not directory.is_dir():
+        fixed = "".join(
+            f"{part}/" for part in itertools.takewhile(lambda part: not _WILDCARD.search(part), path.split("/"))
+        )
+        if (start := self.resolve(fixed)) is None:
             return []
-        return sorted(path.name for path in directory.iterdir())
+        found = [start]  # below it no link is followed
+        for expression in map(glob_expression, path.removeprefix(fixed).split("/")):
+            found = [
+                path
+                for above in found
+                if above.is_dir() and (above == start or not above.is_symlink())
+                for path in sorted(above.iterdir())
+                if expression.fullmatch(path.name) is not None
+            ]
+        names = [f"{fixed}{path.relative_to(start)}" for path in found]
+        return [name for name in names if self.resolve(name) is not None]
 
     def resolve(self, path: str) -> Path | None:
         """Return the file that a path leads to; its links stay in the context. None if there is none."""
@@ -133,7 +136,9 @@ class Context:
         return name
 
     def make(self, sources: Sequence[str], *, mode: str, excluded: Patterns) -> str:
-        """Copy sources with other modes or without some files; return the new directory's name.
+        """Copy sources with other modes or without some files; return what to copy, as a path in :attr:`made`.
+
+        That is a file, or a directory of which to copy the contents, which ends with a slash.
 
         Args:
             sources: Paths that :meth:`find` returned. Of a directory its contents are copied, as by COPY.
@@ -149,12 +154,14 @@ class Context:
         for source in sources:
             path = self.resolve(source)
             if path is None:
-                raise FileNotFoundError(f"{source} is not in the build context, or is ignored")
+                raise FileNotFoundError(f"{source} is not in the {self._what}")
             if path.is_dir():
-                _copy_below(path, place, excluded, change)
+                _copy_below(path, place, excluded, change, keeps_owners=self._is_image)
             else:
                 _put(path, place / PurePosixPath(source).name, change)
-        return name
+        first = self.resolve(sources[0])
+        is_one = len(sources) == 1 and first is not None and not first.is_dir()
+        return f"{name}/{PurePosixPath(sources[0]).name if is_one else ''}"
 
     def write(self, documents: Sequence[Document], contents: Sequence[str], *, mode: str) -> str:
         """Write here-documents as files; return their directory's name.
@@ -176,6 +183,19 @@ class Context:
         place = self._made / name
         place.mkdir()
         return name, place
+
+
+def pick(root: Path, folder: Path, *, sources: Sequence[str], mode: str, excluded: Sequence[str]) -> str:
+    """Do as :meth:`Context.make` with an image's files, into a new folder; empty if no file matches the patterns.
+
+    Raises:
+        FileNotFoundError: A source does not exist.
+        ValueError: A pattern or the mode can't be read.
+    """
+    folder.mkdir(parents=True)
+    image = Context(root, folder, is_image=True)
+    found = [path for source in sources for path in image.find(source)]
+    return image.make(found, mode=mode, excluded=read_patterns(excluded)) if found else ""
 
 
 def is_deletion(path: str) -> bool:
@@ -200,9 +220,10 @@ def changed_mode(mode: str) -> Callable[[int, bool], int]:
     changes = [(found[1], re.findall(r"([-+=])([^-+=]*)", found[2])) for found in clauses if found is not None]
 
     def changed(old: int, is_directory: bool) -> int:
+        is_executable = is_directory or bool(old & 0o111)
         for who, parts in changes:
             for sign, what in parts:
-                old = _changed(old, who or "a", sign, what, is_directory)
+                old = _changed(old, who, sign, what, is_executable)
         return old
 
     return changed
@@ -214,32 +235,37 @@ def is_octal(mode: str) -> bool:
 
 
 _SHIFTS = {"u": 6, "g": 3, "o": 0}
+_SPECIAL = {"u": stat.S_ISUID, "g": stat.S_ISGID, "o": 0}
 
 
-def _changed(old: int, who: str, sign: str, what: str, is_directory: bool) -> int:
-    people = "ugo" if "a" in who else who
-    bits = affected = 0
+def _changed(old: int, who: str, sign: str, what: str, is_executable: bool) -> int:
+    # Source: github.com/tonistiigi/dchapes-mode, which is BSD's setmode.
+    people = "ugo" if "a" in who else who or "ugo"
+    bits = affected = stat.S_ISVTX if "t" in what and set(people) != {"o"} else 0
     for person in people:
         shift = _SHIFTS[person]
         affected |= 0o7 << shift
-        affected |= {"u": stat.S_ISUID, "g": stat.S_ISGID, "o": stat.S_ISVTX}[person]
         if what in _SHIFTS:
             bits |= (old >> _SHIFTS[what] & 0o7) << shift
             continue
-        executable = "x" in what or ("X" in what and (is_directory or old & 0o111))
-        bits |= (4 * ("r" in what) + 2 * ("w" in what) + bool(executable)) << shift
-        if "s" in what:
-            bits |= {"u": stat.S_ISUID, "g": stat.S_ISGID}.get(person, 0)
-    if "t" in what:
-        bits |= stat.S_ISVTX
+        affected |= _SPECIAL[person]
+        executable = "x" in what or ("X" in what and is_executable)
+        bits |= (4 * ("r" in what) + 2 * ("w" in what) + executable) << shift
+        bits |= _SPECIAL[person] if "s" in what else 0
     if sign == "+":
         return old | bits
     return old & ~bits if sign == "-" else old & ~affected | bits
 
 
 def _copy_below(
-    source: Path, target: Path, left_out: Patterns, change: Callable[[int, bool], int] | None = None
+    source: Path,
+    target: Path,
+    left_out: Patterns,
+    change: Callable[[int, bool], int] | None = None,
+    *,
+    keeps_owners: bool = False,
 ) -> None:
+    """Copy what is below a directory; ``keeps_owners``: a copied directory has its owner, as in COPY from a stage."""
     directories: list[PurePosixPath] = []
     for folder, folders, names in os.walk(source, onerror=_refuse):
         relative = os.path.relpath(folder, source)
@@ -258,8 +284,12 @@ def _copy_below(
                     _put(source / part, target / part, change)
         folders[:] = [name for name in folders if name not in passed]
     for part in reversed(directories):  # not before: an ordinary user can't write to one without its w
-        mode = stat.S_IMODE((source / part).stat().st_mode)
-        (target / part).chmod(mode if change is None else change(mode, True))
+        if keeps_owners:
+            owner = (source / part).stat()
+            os.chown(target / part, owner.st_uid, owner.st_gid)
+        shutil.copystat(source / part, target / part)
+        if change is not None:
+            (target / part).chmod(change(stat.S_IMODE((source / part).stat().st_mode), True))
 
 
 def _refuse(error: OSError) -> None:
@@ -270,9 +300,7 @@ def _put(source: Path, target: Path, change: Callable[[int, bool], int] | None =
     """Copy a file or a link. Sockets, FIFOs and devices are left out."""
     status = source.lstat()
     target.unlink(missing_ok=True)
-    if stat.S_ISLNK(status.st_mode):
-        target.symlink_to(source.readlink())
-    elif stat.S_ISREG(status.st_mode):
-        shutil.copyfile(source, target)
-        mode = stat.S_IMODE(status.st_mode)
-        target.chmod(mode if change is None else change(mode, False))
+    if stat.S_ISLNK(status.st_mode) or stat.S_ISREG(status.st_mode):
+        shutil.copy2(source, target, follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode) and change is not None:
+        target.chmod(change(stat.S_IMODE(status.st_mode), False))

@@ -8,14 +8,14 @@ import tempfile
 from pathlib import Path
 
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import require_ids
-from harbor_gym.sandboxes.images.official_images import is_official
+from harbor_gym.sandboxes.images.official_images import base_name
 from harbor_gym.sandboxes.images.store import show_image
 from harbor_gym.sandboxes.tools import contained, run_tool
 
 MADE_LABEL = "harbor_gym.made_base"
-"""Label of the bases that ``harbor-gym base --docker`` makes, and of images built on them."""
+"""Label of the bases that were made of packages under an official image's name, and of images built on them."""
 
 _ASK_TIMEOUT_SEC = 20.0
 _COPY_TIMEOUT_SEC = 600.0
@@ -24,7 +24,7 @@ _COPY_TIMEOUT_SEC = 600.0
 async def find_in_docker(reference: str) -> str | None:
     """Return an image's id in Docker; None if Docker has no such image, or is not installed.
 
-    A base that harbor_gym made under the name of an official image is not that image.
+    A base that was made of packages under the name of an official image is not that image.
     """
     if shutil.which("docker") is None:
         return None
@@ -36,7 +36,7 @@ async def find_in_docker(reference: str) -> str | None:
         return None
     image_id, _, config = output.strip().partition(" ")
     is_made = bool((json.loads(config).get("Labels") or {}).get(MADE_LABEL))
-    return None if is_made and is_official(reference) else image_id
+    return None if is_made and base_name(reference) is not None else image_id
 
 
 async def copy_from_docker(image_id: str) -> str:

@@ -25,13 +25,21 @@ class Patterns:
 
     def match(self, path: str) -> bool:
         """Return whether a path is meant: itself, or with one of its parents."""
-        parts = path.split("/")
-        above = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        return self._matched(path)[0]
+
+    def _matched(self, path: str) -> tuple[bool, list[bool]]:
+        """Return whether a path is meant, and for each pattern whether it counts for what is below the path.
+
+        A pattern that changes nothing for a directory is not asked there, and then does not count below it.
+        """
+        above = posixpath.dirname(path)
+        counts = self._matched(above)[1] if above else [False] * len(self.rules)
         is_meant = False
-        for expression, takes_back in self.rules:
-            if is_meant == takes_back and any(expression.fullmatch(part) for part in above):
-                is_meant = not takes_back
-        return is_meant
+        for place, (expression, takes_back) in enumerate(self.rules):
+            if not counts[place] and is_meant == takes_back:
+                counts[place] = expression.fullmatch(path) is not None
+            is_meant = not takes_back if counts[place] else is_meant
+        return is_meant, counts
 
 
 def read_patterns(lines: Iterable[str]) -> Patterns:
@@ -67,7 +75,7 @@ def ignored_of(context: Path) -> Patterns:
         path = context / name
         if path.is_file():
             try:
-                return read_patterns(path.read_text(encoding="utf-8-sig").splitlines())
+                return read_patterns(path.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n"))
             except ValueError as exc:
                 raise ValueError(f"{path}: {exc}") from None
     return Patterns(())

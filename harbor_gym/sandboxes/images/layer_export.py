@@ -1,6 +1,7 @@
 """Copy a mounted image's layers out of buildah's store. A program of its own, stdlib only; see :func:`main`.
 
-It runs where the image is mounted: in a private mount namespace that ends with it.
+It runs where the image is mounted: in a private mount namespace that ends with it. ``runtime.sh`` calls it during a
+build, for the ACLs: buildah's layers are archives, which have none.
 """
 
 import fcntl
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypedDict
 
 _FILES = {
     "hosts": "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n",
@@ -21,6 +23,15 @@ _FILES = {
 }
 """Files that a container runtime provides in /etc."""
 _PLACES = ("etc", "dev", "proc", "sys", "tmp")
+_NOTES = {f"user.harbor-gym.{name}": f"system.{name}" for name in ("posix_acl_access", "posix_acl_default")}
+"""An attribute that is in buildah's archives → the ACL that it keeps."""
+
+_ACLS = "harbor-gym-acls"
+"""A file in buildah's store once any layer may have ACLs, and beside each layer that has got them back."""
+
+_FOUND = "harbor-gym-found.json"
+"""A file beside a layer in buildah's store, which goes with it: the result of :func:`found_in`."""
+
 _OVERLAY_SWITCHES = ("redirect_dir", "metacopy")
 _IMAGE_DIRECTORY_MODE = 0o755
 _ORDINARY_IDS = 1 << 16
@@ -72,6 +83,7 @@ def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids:
     If the layers can't be distinguished, the whole root is one layer.
     """
     lowers = lower_directories(root, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    restore_acls(lowers)
     if len(lowers) != len(diff_ids) or not writes_plain_layers():
         return [copy_once(root, layers, staging, f"whole-{image_id[:32]}")]
     names = [identity.removeprefix("sha256:")[:32] for identity in reversed(diff_ids)]
@@ -85,11 +97,66 @@ def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids:
     return copied
 
 
+def note_acls(layer: str) -> None:
+    """Note the ACLs of the files in what a RUN wrote in attributes that buildah keeps."""
+    for path, names in _attributes(layer):
+        for note, acl in _NOTES.items():
+            if acl in names:
+                os.setxattr(path, note, os.getxattr(path, acl))
+                (Path(layer).parent.parent.parent / _ACLS).touch()
+            elif note in names:
+                os.removexattr(path, note)
+
+
+def restore_acls(layers: Iterable[str]) -> None:
+    """Give the files in layers of buildah's store the ACLs that were noted."""
+    for layer in map(Path, layers):
+        if not (layer.parent.parent.parent / _ACLS).exists() or layer.with_name(_ACLS).exists():
+            continue
+        for path, names in _attributes(str(layer)):
+            for note in _NOTES.keys() & names:
+                os.setxattr(path, _NOTES[note], os.getxattr(path, note))
+        layer.with_name(_ACLS).touch()
+
+
+def _attributes(directory: str) -> Iterable[tuple[str, list[str]]]:
+    """Yield each file and directory below a directory that has attributes, and their names."""
+    for place, _, files in os.walk(directory):
+        for path in (place, *(f"{place}/{name}" for name in files)):
+            if stat.S_IFMT(os.lstat(path).st_mode) in (stat.S_IFREG, stat.S_IFDIR) and (names := os.listxattr(path)):
+                yield path, names
+
+
 def vain_deletions(layer: str, below: list[str]) -> list[str]:
     """Return the deletions in a layer that delete nothing in those below it.
 
     A RUN that makes a file called ``.wh.NAME`` has made one for buildah. overlayfs lists NAME, and can't open it.
     """
+    deletions = found_in(layer)["deletions"]
+    return [path for path in deletions if not any(os.path.lexists(f"{lower}/{path}") for lower in below)]
+
+
+class Found(TypedDict):
+    """What a walk through a layer finds. A layer of buildah's store never changes."""
+
+    deletions: list[str]
+    high_ids: list[int]
+
+
+def found_in(layer: str) -> Found:
+    """Return the deletions in a layer of buildah's store, and its :func:`high_ids`; the first call walks through it."""
+    note = Path(layer).with_name(_FOUND)
+    try:
+        return json.loads(note.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        found = Found(deletions=_deletions(layer), high_ids=high_ids(layer))
+    partial = note.with_name(f"{_FOUND}.{os.getpid()}")
+    partial.write_text(json.dumps(found), encoding="utf-8")
+    partial.replace(note)
+    return found
+
+
+def _deletions(layer: str) -> list[str]:
     found: list[str] = []
     directories = [""]
     while directories:
@@ -101,8 +168,7 @@ def vain_deletions(layer: str, below: list[str]) -> list[str]:
                     directories.append(f"{path}/")
                 elif not entry.is_file(follow_symlinks=False) and not entry.is_symlink():
                     status = entry.stat(follow_symlinks=False)
-                    is_deletion = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
-                    if is_deletion and not any(os.path.lexists(f"{lower}/{path}") for lower in below):
+                    if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
                         found.append(path)
     return sorted(found)
 
@@ -155,6 +221,14 @@ def write_top(root: Path, top: Path) -> None:
         os.utime(etc, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+def high_ids_of(root: str) -> list[int]:
+    """Return the :func:`high_ids` of a mounted image, without a walk through it if none of its layers has any."""
+    lowers = lower_directories(root, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    if lowers and not any(found_in(layer)["high_ids"] for layer in lowers):
+        return []
+    return high_ids(root)  # an upper layer may hide a lower one's
+
+
 def high_ids(root: str | Path) -> list[int]:
     """Return the uids and gids above 65535 of files below a directory."""
     found: set[int] = set()
@@ -169,13 +243,25 @@ def high_ids(root: str | Path) -> list[int]:
 
 
 def main() -> int:
-    """Export the image mounted at the last argument; print its layers and high ids as JSON on the last line."""
+    """Export the image mounted at the last argument; print its layers and high ids as JSON on the last line.
+
+    With two arguments, ``note LAYER`` or ``restore ROOT``, it does that with the ACLs of a RUN.
+    """
+    match sys.argv[1:]:
+        case ["note", layer]:
+            note_acls(layer)
+            return 0
+        case ["restore", root]:
+            restore_acls(lower_directories(root, Path("/proc/self/mountinfo").read_text(encoding="utf-8")))
+            return 0
+        case _:
+            pass
     layers, staging, image_id, diff_ids, root = sys.argv[1:]
     names = copy_layers(root, Path(layers), Path(staging), image_id, json.loads(diff_ids))
     top = f"top-{Path(staging).name[-32:]}"
     write_top(Path(root), Path(staging) / top)
     (Path(staging) / top).rename(Path(layers) / top)
-    print(json.dumps({"layers": [top, *names], "high_ids": high_ids(root)}))  # noqa: T201  # a program's own output
+    print(json.dumps({"layers": [top, *names], "high_ids": high_ids_of(root)}))  # noqa: T201  # a program's own output
     return 0
 
 

@@ -13,15 +13,16 @@ import contextlib
 import json
 import sys
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
+from typing import Any
 
 from harbor_gym._runtime.cache import LAYERS_LOCK, layers_dir, locked
 from harbor_gym._runtime.disks import full_cache
 from harbor_gym._runtime.owners import is_alive, owner_label, temporary_prefix
 from harbor_gym._runtime.rootless import is_rootless, remove_tree
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.images import layer_export, sources
 from harbor_gym.sandboxes.images.builder import NO_RUN, run_buildah
 from harbor_gym.sandboxes.tools import contained, tail
@@ -42,6 +43,16 @@ while not os.path.isdir(path):
     path = os.path.dirname(path)
 print(path)
 """
+_PICK = """
+import json, sys
+from pathlib import Path
+from harbor_gym.sandboxes.images.context import pick
+folder, wanted, root = sys.argv[1:]
+try:
+    print(pick(Path(root), Path(folder), **json.loads(wanted)))
+except (OSError, ValueError) as exc:
+    sys.exit(str(exc))
+"""
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +70,7 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[l
         SandboxStartError: buildah can't mount it, or it can't be copied.
     """
     async with locked(LAYERS_LOCK, shared=True), staging() as folder:
-        program = (layer_export.__file__, str(layers_dir()), str(folder), image_id, json.dumps(diff_ids))
+        program = ("-S", layer_export.__file__, str(layers_dir()), str(folder), image_id, json.dumps(diff_ids))
         code, output = await _run_where_mounted(image_id, *program)
         if code != 0:
             why = full_cache(output) or tail(output)
@@ -74,16 +85,36 @@ async def directory_of(image_id: str, path: str) -> str:
     Raises:
         SandboxStartError: buildah can't mount it.
     """
-    code, output = await _run_where_mounted(image_id, "-c", _LOOK, path)
+    code, output = await _run_where_mounted(image_id, "-S", "-c", _LOOK, path)
     if code != 0:
         raise SandboxStartError(f"the image {image_id} can't be mounted: {tail(output)}")
     return output.strip().splitlines()[-1]
 
 
+async def picked(image_id: str, folder: Path, wanted: Mapping[str, Any]) -> str:
+    """Copy files of an image in buildah's store, with other modes, into a new folder.
+
+    Args:
+        image_id: The image.
+        folder: The folder.
+        wanted: The arguments of :func:`harbor_gym.sandboxes.images.context.pick`.
+
+    Returns:
+        Its result.
+
+    Raises:
+        SandboxStartError: buildah can't mount the image, or it lacks the files.
+    """
+    code, output = await _run_where_mounted(image_id, "-c", _PICK, str(folder), json.dumps(wanted))
+    if code != 0:
+        raise SandboxStartError(f"COPY --from with --chmod={wanted['mode']}: {tail(output)}")
+    return output.removesuffix("\n").rpartition("\n")[2]
+
+
 async def _run_where_mounted(image_id: str, *program: str) -> tuple[int, str]:
     """Run a program of Python, which gets the image's root as the last argument."""
     name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
-    argv = ("sh", "-c", _MOUNTED, "sh", name, image_id, sys.executable, "-I", "-S", *program)
+    argv = ("sh", "-c", _MOUNTED, "sh", name, image_id, sys.executable, "-I", *program)
     return await run_buildah(*contained(), *argv, environment=NO_RUN)
 
 

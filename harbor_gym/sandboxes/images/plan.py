@@ -8,6 +8,7 @@ written in other words. Source: frontend/dockerfile/dockerfile2llb of BuildKit.
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 import re
@@ -15,10 +16,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
+from typing import Any
 
-from harbor_gym.errors import TaskUnsupportedError
 from harbor_gym.sandboxes.dockerfile import Instruction, instructions
-from harbor_gym.sandboxes.images.context import DELETION, Context, is_deletion, is_octal
+from harbor_gym.sandboxes.errors import TaskUnsupportedError
+from harbor_gym.sandboxes.images.context import DELETION, Context, changed_mode, is_deletion, is_octal
 from harbor_gym.sandboxes.images.ignored import read_patterns
 from harbor_gym.sandboxes.images.recipe import PLATFORM, Recipe, expanded, mount_options, named_values, unreadable
 from harbor_gym.sandboxes.images.words import expand
@@ -31,6 +33,9 @@ CONTEXT = "harbor-gym-context"
 
 MADE = "harbor-gym-made"
 """The build context of :attr:`Context.made`."""
+
+PICKED = "harbor-gym-picked"
+"""The build context of what :class:`LookNeeded` asks to copy out of images."""
 
 _OF_BOTH = {"from", "chown", "chmod", "link", "exclude"}
 _OPTIONS = {"COPY": _OF_BOTH, "ADD": _OF_BOTH | {"checksum"}, "RUN": {"mount", "network"}}
@@ -48,7 +53,7 @@ _REMOTE = re.compile(r"(https?|git|ssh|ftp)://|git@")
 _PORTS = re.compile(r"(\d+)-(\d+)(/\w+)?")
 _LONGEST_LINE = 1 << 15
 """In characters. buildah's parser refuses lines of 64 KiB."""
-_SIZE = re.compile(r"(\d+)([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtp]?)(?:i?b)?", re.IGNORECASE)
 _STEP = re.compile(r"(?:\[(\d+)/\d+\] )?STEP (\d+)/\d+: ")
 """buildah's line for the start of an instruction, with the stage's number if there are several."""
 
@@ -107,14 +112,18 @@ class Plan:
 
 
 class LookNeeded(Exception):
-    """What follows depends on the files of an image: which directories of a path are there."""
+    """What follows depends on the files of an image: which directories of a path are there, or the files themselves."""
 
-    def __init__(self, key: str, path: str, *, of: str | int | None = None) -> None:
+    def __init__(
+        self, key: str, path: str = "", *, of: str | int | None = None, pick: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(key, path)
         self.key = key
         """What to answer under: the instruction's place."""
         self.path = path
-        """An absolute path."""
+        """An absolute path; empty with ``pick``."""
+        self.pick = pick
+        """The arguments of :func:`harbor_gym.sandboxes.images.context.pick`; the answer is its result in PICKED."""
         self.of = of
         """The image: buildah's name of one that is there, or a stage's number; None is the stage so far."""
         self.plan = Plan((), ())
@@ -142,7 +151,7 @@ def planned(
     references: Mapping[str, str],
     context: Context,
     *,
-    unknown: Collection[str] = (),
+    unknown: Collection[tuple[int, str]] = (),
     directories: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
     """Write the Dockerfile for buildah, and the files that it copies.
@@ -152,9 +161,9 @@ def planned(
         bases: The start of each base image, by its name in the Dockerfile.
         references: buildah's name of each base image, without its ONBUILD.
         context: The build context.
-        unknown: Users (``u:NAME``) and groups (``g:NAME``) of ``--chown`` that the image does not know:
-            Docker then takes root, and the group of the user.
-        directories: The answers to each :class:`LookNeeded`: the directory that is there.
+        unknown: Users (``u:NAME``) and groups (``g:NAME``) of ``--chown`` that the image does not know, each with the
+            line of the instruction: Docker then takes root, and the group of the user.
+        directories: The answers to each :class:`LookNeeded`: the directory that is there, or what was picked.
 
     Raises:
         LookNeeded: An answer is needed.
@@ -195,11 +204,13 @@ class _Writer:
     reached: Sequence[int]
     references: Mapping[str, str]
     context: Context
-    unknown: frozenset[str]
+    unknown: frozenset[tuple[int, str]]
     directories: Mapping[str, str]
     state: _State = field(init=False)
     lines: list[Line] = field(default_factory=list[Line])
     has_cmd: bool = False
+    copies: list[int] = field(default_factory=list[int])
+    """The lines of the COPYs and ADDs since the last RUN, which may make accounts."""
 
     @property
     def is_last(self) -> bool:
@@ -372,6 +383,7 @@ class _Writer:
     # --- RUN
 
     def run(self, instruction: Instruction) -> None:
+        self.copies.clear()
         flags: list[str] = []
         words = instruction.json
         if words is None:
@@ -387,8 +399,11 @@ class _Writer:
             else:
                 text += "".join(f"\n{document.content}{document.name}" for document in instruction.documents)
             words = [*(self.state.shell or _DOCKERS_SHELL), text]
+        secrets: list[str] = []
         for flag, value in instruction.flags:
             expanded = self.expand(_in_quotes(value), instruction)
+            if flag == "mount" and (variable := dict(mount_options(expanded)).get("env")):
+                secrets.append(f"{variable}=")
             flags += (
                 self.mount(expanded, instruction)
                 if flag == "mount"
@@ -398,7 +413,10 @@ class _Writer:
         hidden = {name: value for name, value in self.state.config.items() if self.state.env[name] != value}
         self.set(instruction, {name: self.state.env[name] for name in hidden})
         rest = instruction.rest
-        is_plain = instruction.json is None and not instruction.documents and "<<" not in rest and rest[-1:] != "\\"
+        # A variable whose secret is not given is empty.
+        words = ["env", *secrets, *words] if secrets else words
+        is_plain = instruction.json is None and not (instruction.documents or secrets)
+        is_plain = is_plain and "<<" not in rest and rest[-1:] != "\\"
         command = rest if is_plain else json.dumps(words).replace("<", r"\u003c")
         self.emit(instruction, " ".join(["RUN", *flags, command]))
         self.set(instruction, hidden)
@@ -421,7 +439,7 @@ class _Writer:
             found = _SIZE.fullmatch(size)
             if found is None:
                 raise unreadable(instruction, f"{size} is no size", size)
-            options["tmpfs-size"] = str(int(found[1]) << 10 * " kmgt".index(found[2].lower() or " "))
+            options["tmpfs-size"] = str(int(float(found[1]) * 1024 ** " kmgtp".index(found[2].lower() or " ")))
         if "from" in options:
             options["from"] = self.source(options["from"])
         words = [
@@ -438,6 +456,7 @@ class _Writer:
     # --- COPY and ADD
 
     def copy(self, instruction: Instruction) -> None:
+        self.copies.append(instruction.line)
         words = instruction.json or instruction.rest.split()
         if len(words) < 2:
             raise unreadable(instruction, f"{instruction.name} needs a source and a destination")
@@ -463,14 +482,13 @@ class _Writer:
         elif is_one and not instruction.documents:
             found = self.context.resolve(sources[0])
             is_one = found is None or not found.is_dir()
-        if is_octal(mode):
-            self.make_parents(instruction, posixpath.dirname(target) if is_one else path, mode, passed)
+        above = posixpath.dirname(target) if is_one else path
+        if is_octal(mode) and "from" in given:
+            self.make_parents(instruction, above, mode, passed)
+        if "from" in given and mode and not is_octal(mode):
+            self.copy_picked(instruction, given["from"], target, passed, sources, mode, excluded)
+            return
         if "from" in given:
-            if mode and not is_octal(mode):
-                raise TaskUnsupportedError(
-                    f"Dockerfile, line {instruction.line}: --chmod={mode} with --from: local sandboxes take only an "
-                    "octal mode there: write it so, or use --env docker"
-                )
             passed += [f"--chmod={mode}"] if mode else []
             passed += [f"--exclude={value}" for value in excluded]
             patterns = [re.sub(r"\*{2,}", "*", _rooted(source)) for source in sources]
@@ -478,19 +496,54 @@ class _Writer:
             self.emit(instruction, f"{' '.join(start)} {_list(*patterns, target)}")
             return
         try:
+            is_empty = not any(_REMOTE.match(source) or self.context.find(source) for source in sources)
+            if is_octal(mode) and (instruction.documents or not is_empty):
+                self.make_parents(instruction, above, mode, passed)
             self.copy_from_context(instruction, sources, target, [*passed, *others], mode, excluded)
         except (ValueError, FileNotFoundError) as exc:
             raise unreadable(instruction, str(exc)) from None
 
     def is_file(self, stage: str, source: str) -> bool:
         """Return whether a source of ``COPY --from`` is no directory. A pattern counts as a file's."""
-        path, number = _rooted(source), self.recipe.numbered(stage, self.number)
+        path = _rooted(source)
         if re.search(r"[*?\[]", path):
             return True
         key = f"{self.number} {len(self.lines)} source"
         if key not in self.directories:
-            raise LookNeeded(key, path, of=self.source(stage) if number is None else number)
+            raise LookNeeded(key, path, of=self.image(stage))
         return self.directories[key] != path
+
+    def image(self, stage: str) -> str | int:
+        """Return the image that ``--from`` means, for a :class:`LookNeeded`."""
+        number = self.recipe.numbered(stage, self.number)
+        return self.source(stage) if number is None else number
+
+    def copy_picked(
+        self,
+        instruction: Instruction,
+        stage: str,
+        target: str,
+        passed: Sequence[str],
+        sources: Sequence[str],
+        mode: str,
+        excluded: Sequence[str],
+    ) -> None:
+        """Copy files of an image with a symbolic mode, which buildah does not know."""
+        key = f"{self.number} {len(self.lines)} files"
+        if key not in self.directories:
+            try:
+                changed_mode(mode)
+            except ValueError as exc:
+                raise unreadable(instruction, str(exc), "--chmod") from None
+            pick = {"sources": sources, "mode": mode, "excluded": excluded}
+            raise LookNeeded(key, of=self.image(stage), pick=pick)
+        if picked := self.directories[key]:
+            self.copy_made(instruction, PICKED, picked, target, passed)
+
+    def copy_made(self, instruction: Instruction, context: str, path: str, target: str, passed: Sequence[str]) -> None:
+        """Copy what :meth:`Context.make` returned."""
+        target = f"{target.rstrip('/')}/" if path.endswith("/") else target
+        self.emit(instruction, f"COPY --from={context} {' '.join([*passed, _list(_literal(f'/{path}'), target)])}")
 
     def make_parents(self, instruction: Instruction, path: str, mode: str, passed: Sequence[str]) -> None:
         """Make the directories that Docker makes for a COPY, to which it gives the mode of the files, too."""
@@ -515,6 +568,8 @@ class _Writer:
         mode: str,
         excluded: Sequence[str],
     ) -> None:
+        if sources:
+            self.copy_sources(instruction, sources, target, passed, mode, excluded)
         if instruction.documents:
             contents = [
                 self.content(document.content, instruction) if document.is_expanded else document.content
@@ -524,8 +579,16 @@ class _Writer:
             names = [posixpath.basename(document.name) for document in instruction.documents]
             places = [_literal(f"/{name}/{file}") for file in names]
             self.emit(instruction, f"COPY --from={MADE} {' '.join([*passed, _list(*places, target)])}")
-        if not sources:
-            return
+
+    def copy_sources(
+        self,
+        instruction: Instruction,
+        sources: Sequence[str],
+        target: str,
+        passed: Sequence[str],
+        mode: str,
+        excluded: Sequence[str],
+    ) -> None:
         if any(_REMOTE.match(source) for source in sources):
             passed = [*passed, *([f"--chmod={mode}"] if mode else [])]
             words = [_literal(source) for source in sources]
@@ -535,24 +598,20 @@ class _Writer:
         if any(self.context.has_deletions(path) for path in found):
             excluded = [*excluded, f"**/{DELETION}*"]
             found = [path for path in found if not (target.endswith("/") and is_deletion(path))]
-        if not found:
-            return  # no file matches the patterns: Docker makes nothing then
-        is_unpacked = any(self.context.is_archive(path) for path in found)
-        if instruction.name == "ADD" and (is_unpacked or not {flag for flag, _ in instruction.flags} <= _OF_BOTH):
-            words = [_literal(_rooted(path)) for path in found]
-            self.emit(instruction, f"ADD {' '.join([*passed, _list(*words, target)])}")
-            return
-        if not mode and not excluded and not any(self.context.is_link(path) for path in found):
-            words = [_literal(_rooted(f"{self.context.place}/{path}")) for path in found]
-            self.emit(instruction, f"COPY --from={CONTEXT} {' '.join([*passed, _list(*words, target)])}")
-            return
-        name = self.context.make(found, mode=mode, excluded=read_patterns(excluded))
-        first = self.context.resolve(found[0])
-        if len(found) == 1 and first is not None and not first.is_dir():
-            word = _literal(f"/{name}/{posixpath.basename(found[0])}")
-        else:
-            word, target = f"/{name}/", f"{target.rstrip('/')}/"
-        self.emit(instruction, f"COPY --from={MADE} {' '.join([*passed, _list(word, target)])}")
+        # No file matches the patterns: Docker makes nothing then.
+        for is_unpacked, paths in itertools.groupby(
+            found, lambda path: instruction.name == "ADD" and self.context.is_archive(path)
+        ):
+            group = list(paths)
+            if is_unpacked:
+                words = [_literal(_rooted(path)) for path in group]
+                self.emit(instruction, f"ADD {' '.join([*passed, _list(*words, target)])}")
+            elif not mode and not excluded and not any(self.context.is_link(path) for path in group):
+                words = [_literal(_rooted(f"{self.context.place}/{path}")) for path in group]
+                self.emit(instruction, f"COPY --from={CONTEXT} {' '.join([*passed, _list(*words, target)])}")
+            else:
+                made = self.context.make(group, mode=mode, excluded=read_patterns(excluded))
+                self.copy_made(instruction, MADE, made, target, passed)
 
     def content(self, text: str, instruction: Instruction) -> str:
         try:
@@ -562,9 +621,12 @@ class _Writer:
 
     def owner(self, value: str) -> str:
         user, _, group = value.partition(":")
-        if f"u:{user}" in self.unknown:
+        if not user or self.is_unknown(f"u:{user}"):
             user = "0"
-        return user if not group or f"g:{group}" in self.unknown else f"{user}:{group}"
+        return user if not group or self.is_unknown(f"g:{group}") else f"{user}:{group}"
+
+    def is_unknown(self, name: str) -> bool:
+        return any((line, name) in self.unknown for line in self.copies)
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes.dockerfile import Instruction, escape_character, instructions
+from harbor_gym.sandboxes.errors import TaskError
 from harbor_gym.sandboxes.images.words import expand, split_words
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

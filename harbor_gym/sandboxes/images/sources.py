@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.tools import contained, run_tool, tail
 

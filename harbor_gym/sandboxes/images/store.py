@@ -14,7 +14,7 @@ from typing import Any
 from harbor_gym._runtime.cache import STORE_LOCK, cache_path, locked_at_once, prune
 from harbor_gym._runtime.disks import fullest
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.images.builder import run_buildah
 from harbor_gym.sandboxes.tools import contained, find_program, run_tool, tail
 

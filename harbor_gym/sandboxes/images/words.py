@@ -125,7 +125,15 @@ class _Reader:
         self.place += 1 - count
         pattern = self.until("/", keeps_escapes=True)
         replacement = self.until("}", keeps_escapes=True)
-        return re.sub(_pattern(pattern), lambda _: replacement, value, count=count, flags=re.DOTALL)
+        end = -1
+
+        def replaced(found: re.Match[str]) -> str:
+            nonlocal end
+            is_new = found.end() > end  # Go finds nothing empty where the last match ended
+            end = found.end()
+            return replacement if is_new else ""
+
+        return re.sub(_pattern(pattern), replaced, value, count=count, flags=re.DOTALL)
 
     def _name(self) -> str:
         found = re.compile(r"\d+|\w+").match(self.text, self.place)

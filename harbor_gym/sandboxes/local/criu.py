@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from harbor_gym._runtime.errors import UsageError
 from harbor_gym._runtime.rootless import is_rootless
-from harbor_gym.errors import SandboxError, UsageError
+from harbor_gym.sandboxes.errors import SandboxError
 from harbor_gym.sandboxes.supervisor.program.messages import Criu
 from harbor_gym.sandboxes.tools import find_program, run_tool
 

@@ -3,67 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, override
+from typing import Any, override
 
-from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import (
     should_use_prebuilt_docker_image,
 )
-from harbor.models.task.config import NetworkPolicy
 from pydantic import TypeAdapter, ValidationError
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
-from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
-from harbor_gym._runtime.processes import allow_open_files
-from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxStartError, UsageError
+from harbor_gym._runtime.errors import MissingDependencyError, UsageError
+from harbor_gym._runtime.harbor_versions import check_options, declares_options
 from harbor_gym.sandboxes.declared import require_room
+from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image, hold_known
-from harbor_gym.sandboxes.local import cgroups, criu, own_ids
-from harbor_gym.sandboxes.local.client import COPY_TIMEOUT_SEC, Dump, SupervisedSandbox
-from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
-from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
+from harbor_gym.sandboxes.local import criu
+from harbor_gym.sandboxes.local.options import LocalOptions
+from harbor_gym.sandboxes.local.snapshots import hold_set_up
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
 from harbor_gym.sandboxes.piped import PipedCommand
-from harbor_gym.sandboxes.pipes import Chunk
 from harbor_gym.sandboxes.setup_command import is_of_verifier
-from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.supervisor import cgroups, own_ids, seccomp
+from harbor_gym.sandboxes.supervisor.client import COPY_TIMEOUT_SEC, Dump
+from harbor_gym.sandboxes.supervisor.options import warn_once
 from harbor_gym.sandboxes.supervisor.program import accounts
-from harbor_gym.sandboxes.supervisor.program.messages import HIGH_IDS, OPEN_FILES_OF_CALLER, CommandSpec
-from harbor_gym.sandboxes.supervisor.running import Finished
+from harbor_gym.sandboxes.supervisor.program.messages import (
+    HIGH_IDS,
+    CommandSpec,
+    SupervisorConfig,
+)
 from harbor_gym.sandboxes.tools import find_program
 
 _DIG_HOLES = ("-name", "pages-*", "-exec", "fallocate", "--dig-holes", "{}", ";")
 _PACK = ("--create", "--format=posix", "--sparse", "--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*",
          "--file=-")  # fmt: skip
-_AUTOGROUP_NICE = -10
 _NO_GROUP = "no control group for memory can be made here: memory_mb bounds each process by itself"
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → its Debian package."""
 
 
-@functools.cache
-def _outweigh_sandboxes() -> None:
-    """Give this process a larger share of the processor than each sandbox's session, once.
-
-    Linux shares processor time among sessions (autogroups), so 64 busy sandboxes would starve the event loop that
-    serves them: the 99th percentile of its lag was 147 ms, and is 4 ms with this weight. Ordinary users can't set it.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_AUTOGROUP_NICE), encoding="utf-8")
-
-
 @dataclass(frozen=True, slots=True)
 class SandboxDump:
-    """A local sandbox at one moment, in memory or packed. Whoever has it closes it."""
+    """A local sandbox at one moment, in memory or packed. The holder must close it."""
 
     image: Image
     memory: Dump
@@ -104,7 +91,7 @@ _STORED = TypeAdapter(SandboxDump)
 
 
 @declares_options
-class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
+class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
     """Run a task in namespaces of this machine: without a daemon, isolated from the host, without leftovers.
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
@@ -147,67 +134,23 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     The environment belongs to the event loop that started it. Its sandboxes end with the process in any case.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        max_processes: int = DEFAULT_MAX_PROCESSES,
-        network: Literal["task", "none"] = "task",
-        private_network: bool = False,
-        image: str | None = None,
-        rootfs: str | Path | None = None,
-        setup_command: str | None = None,
-        build_dockerfile: bool = False,
-        workdir: str | None = None,
-        forkable: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """Prepare a sandbox; Harbor's own arguments go to Harbor's base class.
+    own_options = LocalOptions
 
-        Args:
-            args: Harbor's.
-            max_processes: Processes and threads of the sandbox, at most.
-            network: ``"task"``: the task's own network; ``"none"``: only loopback.
-            private_network: Let a public network reach private networks and this machine's own addresses.
-            image: An image by name, or an archive of one, instead of the task's own.
-            rootfs: A root file system instead of an image, as a directory or a tar. It is copied once, and again after
-                a change. Each start looks for one, which takes long for a directory of many files; a tar is one file.
-            setup_command: Shell text that root runs once for all sandboxes of this image.
-            build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
-            workdir: Working directory where the task names none, instead of the image's.
-            forkable: Let a running episode be copied with its processes (``fork(mode="exact")``), by CRIU.
-            kwargs: Harbor's.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare a sandbox by Harbor's arguments and the options of :class:`LocalOptions`.
 
         Raises:
             UsageError: An option has no such value.
         """
-        self._options = LocalOptions(max_processes, network, private_network)
-        self._image_options = ImageOptions(
-            image, None if rootfs is None else Path(rootfs), setup_command, build_dockerfile
-        )
-        self._is_forkable = forkable
+        options = LocalOptions.taken_from(kwargs)
         self._copied: SandboxDump | None = None
-        self._hold: Hold | None = None
-        self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
-        super().__init__(*args, workdir=workdir, **kwargs)
+        self._built: Image | None = None
+        super().__init__(options, *args, **kwargs)
 
     @staticmethod
     @override
     def type() -> str:
         return "local"
-
-    @property
-    @override
-    def capabilities(self) -> EnvironmentCapabilities:
-        return EnvironmentCapabilities(mounted=False, disable_internet=True, dynamic_network_policy=True)
-
-    @classmethod
-    @override
-    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Return what this machine's control groups can enforce. Makes and removes empty ones, once per process."""
-        if sys.platform != "linux":
-            return resource_capabilities()
-        places = cgroups.places()
-        return resource_capabilities(cpu_limit="cpu" in places, memory_limit="memory" in places)
 
     @property
     def known_failures(self) -> Mapping[str, str]:
@@ -249,34 +192,35 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     # --- life ----------------------------------------------------------------------------------------------------
 
     @override
-    async def _bring_up(self, *, force_build: bool) -> None:
-        _outweigh_sandboxes()
-        allow_open_files(OPEN_FILES_OF_CALLER)
-        copied, self._copied = self._copied, None
+    async def _provide_image(self, *, force_build: bool) -> None:
+        copied = self._copied
         if copied is not None and copied.memory.is_packed:
             copied.machine.require(await criu.machine())
         if copied is None or copied.memory.is_packed:
-            image, self._hold = await self._hold_image(force_build=force_build)
-            if copied is not None and (image.digest, image.layers) != (copied.image.digest, copied.image.layers):
+            self._built, self._hold = await self._hold_image(force_build=force_build)
+            found = self._built.digest, self._built.layers
+            if copied is not None and found != (copied.image.digest, copied.image.layers):
                 raise UsageError("the dump is of another image than the one that the task has now")
         else:
-            image, self._hold = copied.image, hold_known(copied.image)
+            self._built, self._hold = copied.image, hold_known(copied.image)
             if self._hold is None:
                 raise SandboxStartError("the local sandbox's copy does not come up: its image was removed meanwhile")
-        self._image = image
+
+    @override
+    async def _bring_up(self) -> None:
+        copied, self._copied = self._copied, None
+        assert self._built is not None
+        self._image = image = self._built
         ids = image.layers, image.user, image.high_ids
         if (high_ids := _known_high_ids.get(ids)) is None:
             high_ids = await asyncio.to_thread(_high_ids, image)
             while len(_known_high_ids) >= _KEPT_IMAGES:
                 del _known_high_ids[next(iter(_known_high_ids))]
             _known_high_ids[ids] = high_ids
-        self._sandbox = SupervisedSandbox()
-        directories = self._directories(image)
-        memory = None if copied is None else copied.memory
-        await self._sandbox.start(image.directories, self._limits(), directories, high_ids=high_ids, copied=memory)
+        config = self._config(image, self._directories(image), high_ids)
+        await self._start_sandbox(config, copied=None if copied is None else copied.memory)
         if copied is None:
-            await self._upload_environment_dir_after_start()
-            await self._start_services(image)
+            await self._make_ready(image)
 
     async def _hold_image(self, *, force_build: bool) -> tuple[Image, Hold]:
         config, chosen = self.task_env_config, self._chosen_image
@@ -295,71 +239,50 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         if chosen.setup_command is None:
             return image, held
         try:
-            workdir = self._default_workdir(image)
-            directories = self._image_directories(image)
-            setup = Setup(chosen.setup_command, directories, workdir, default_env(image))
-            return await hold_set_up(image, setup, self._limits(), timeout_sec=timeout_sec)
+            command = CommandSpec(chosen.setup_command, "0", self._default_workdir(image), default_env(image))
+            config = self._config(image, self._image_directories(image))
+            return await hold_set_up(image, command, config, timeout_sec=timeout_sec)
         finally:
             held.release()
 
     @property
-    def _chosen_image(self) -> ImageOptions:
-        """The options' image; a separate verifier's sandbox has an image of its own, which no option sets."""
-        return ImageOptions() if is_of_verifier(self.session_id) else self._image_options
+    def _chosen_image(self) -> LocalOptions:
+        """The options of the image; a separate verifier's sandbox has an image of its own, which no option sets."""
+        return LocalOptions() if is_of_verifier(self.session_id) else self._options
 
-    def _limits(self) -> Limits:
-        return self._options.limits(
-            storage_mb=self._storage_mb,
-            memory_mb=self._effective_memory_mb,
-            cpus=self._effective_cpus,
-            has_network=self._has_network(self.network_policy),
-            later=list(map(self._has_network, self._phase_policies)),
-        )
-
-    def _has_network(self, policy: NetworkPolicy) -> bool:
-        return self._options.has_network(policy, self.environment_name)
-
-    @override
-    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
-        is_open = self._has_network(network_policy)
-        await self._running().switch_network(is_open=is_open)
-
-    @override
-    def _let_go(self) -> Coroutine[Any, Any, None] | None:
-        sandbox, self._sandbox = self._sandbox, None
-        hold, self._hold = self._hold, None
-        return None if sandbox is None and hold is None else _end(sandbox, hold)
-
-    # --- commands ------------------------------------------------------------------------------------------------
-
-    @override
-    async def _run(self, request: CommandSpec, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
-        return await self._running().run(request, timeout_sec=timeout_sec, on_chunk=on_chunk)
-
-    async def exec_pipes(self, command: str, *, user: str | int | None = None, directory: str = "") -> PipedCommand:
-        """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
-
-        It serves the purpose of :meth:`exec_argv` without a process of this machine. The command ends when it is
-        killed, with the sandbox, and with its input if it reads that.
+    def _config(
+        self, image: Image, directories: dict[str, int | None], high_ids: Sequence[int] | None = None
+    ) -> SupervisorConfig:
+        """Return what a sandbox is to be.
 
         Args:
-            command: Shell text.
-            user: The process's user.
-            directory: Made first by that user for himself alone, where he can.
-
-        Raises:
-            SandboxLostError: The sandbox is not running.
+            image: Its image.
+            directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
+            high_ids: Those of its ids that are above the ones which each sandbox has. None: its files have the ids of
+                this process's own user namespace, for ``copy_written``.
         """
-        return await self._open(self._request(command, user=user)._replace(directory=directory))
+        if missing := [name for name in cgroups.CONTROLLERS if name not in cgroups.places()]:
+            warn_once(
+                f"no control groups can be made here for {', '.join(missing)}: without them memory_mb bounds each "
+                "process of a local sandbox and not their sum, max_processes at most each user's, and cpus nothing. "
+                "They need root on a machine, or a container started with --privileged --cgroupns=host"
+            )
+        return self._supervisor_config(directories, filters=seccomp.filters(platform.machine()))._replace(
+            layers=tuple(map(str, image.directories)),
+            has_own_ids=high_ids is not None and not own_ids.refusal(),  # found when the image's ids were
+            high_ids=tuple(high_ids or ()),
+        )
+
+    # --- copies --------------------------------------------------------------------------------------------------
 
     @property
     def is_forkable(self) -> bool:
         """Whether the processes of its terminal can be copied: the option ``forkable``."""
-        return self._is_forkable
+        return self._options.forkable
 
     async def exec_root(self, command: str, *, user: str | int | None = None) -> PipedCommand:
         """Start the process above all that :meth:`dump` copies; else as :meth:`exec_pipes`."""
-        return await self._open(self._request(command, user=user)._replace(is_root=True))
+        return await self._running().open(self._request(command, user=user)._replace(is_root=True))
 
     async def dump(self, root: int) -> SandboxDump:
         """Dump the terminal's first process, all below it and the sandbox's files; they go on undisturbed.
@@ -371,7 +294,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             SandboxError: They can't be copied; the text states why.
             SandboxLostError: The sandbox is not running.
         """
-        if not self._is_forkable:
+        if not self._options.forkable:
             raise SandboxError("the sandbox was started without the option forkable=True")
         image = self._started_image()
         assert isinstance(image, Image)
@@ -407,15 +330,6 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         """
         await self._running().restore(dump.memory, await criu.found(), timeout_sec=COPY_TIMEOUT_SEC)
 
-    @override
-    async def _open(self, request: CommandSpec) -> PipedCommand:
-        return await self._running().open(request)
-
-    @property
-    @override
-    def memory_kills(self) -> int | None:
-        return self._running().memory_kills()
-
 
 _known_high_ids: dict[tuple[tuple[str, ...], str, tuple[int, ...]], tuple[int, ...]] = {}
 """Layers, USER and ids of an image's files → result of :func:`_high_ids`, of the last :data:`_KEPT_IMAGES`."""
@@ -449,13 +363,3 @@ def _rows(image: Image, name: str) -> list[list[str]]:
         if not path.is_symlink() and path.is_file():
             return accounts.fields_of(path.read_text(errors="replace", encoding="utf-8"))
     return []
-
-
-async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
-    try:
-        if sandbox is not None:
-            await sandbox.stop()
-    finally:
-        # Last, as its image may be pruned from here on.
-        if hold is not None:
-            hold.release()

@@ -55,6 +55,6 @@ class BeforePolicy:
             return {**arguments, "directories": dict(self.directories)}
         if work == "reset_verifier_dirs" and (owner := self.identity(arguments["owner"])) is not None:
             return {**arguments, "owner": str(owner.uid)}
-        if work in ("look", "ensure_dirs") and (user := self.identity(arguments["user"])) is not None:
+        if work in ("path_kind", "ensure_dirs") and (user := self.identity(arguments["user"])) is not None:
             return {**arguments, "user": f"{user.uid}:{user.gid}"}
         return dict(arguments)

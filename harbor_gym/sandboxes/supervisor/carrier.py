@@ -173,12 +173,12 @@ class _Transfer:
         Raises:
             SandboxTimeoutError: The time is over.
         """
-        if isinstance(work, Receiving) and is_whole(content := await self._look(work.first)):
+        if isinstance(work, Receiving) and is_whole(content := await self._first_answer(work.first)):
             work(Stream(-1, content), self._check)
             return
         await in_thread(lambda: work(Stream(self._near.fileno()), self._check), self.hang_up)
 
-    async def _look(self, first: bytes) -> bytes:
+    async def _first_answer(self, first: bytes) -> bytes:
         """Send the first bytes, and return those that have then arrived, which stay in the stream."""
         with contextlib.suppress(OSError):  # the other side has ended, maybe after its answer
             self._near.sendall(first)

@@ -16,8 +16,8 @@ import threading
 from pathlib import Path
 
 from harbor_gym._runtime.processes import ask
-from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes import archive
+from harbor_gym.sandboxes.errors import SandboxStartError
 
 _BOOT = "import sys; sys.path[:0] = sys.argv.pop(1), sys.argv.pop(1); import main; sys.exit(main.main())"
 _SUPERVISOR = Path(__file__).with_name("program")

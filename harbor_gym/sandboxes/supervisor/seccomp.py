@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import KEPT_CAPABILITIES
 
 if TYPE_CHECKING:

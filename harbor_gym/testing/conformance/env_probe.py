@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from harbor_gym._runtime.files import StrPath
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.testing.conformance.behaviours import expect
 from harbor_gym.types import ActionFormat, EndInfo, EpisodeInfo, ResetInfo
@@ -62,7 +63,7 @@ class EnvProbe:
             await env.close()
 
 
-def write_tiny_task(task_dir: str | Path) -> Path:
+def write_tiny_task(task_dir: StrPath) -> Path:
     """Write the smallest task that Harbor accepts, and return its folder."""
     task_dir = Path(task_dir)
     for name, text in {

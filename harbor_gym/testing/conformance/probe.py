@@ -156,19 +156,19 @@ class Probe:
 
     async def leave_running(self, marker: int) -> None:
         """Start a process with ``marker`` as an argument, which outlives its command, and wait until it is visible."""
-        wait = f"for i in {{1..200}}; do {_look(marker)} && exit 0; sleep 0.01; done; exit 1"
+        wait = f"for i in {{1..200}}; do {_find_command(marker)} && exit 0; sleep 0.01; done; exit 1"
         await self.output(f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & {wait}")
 
     async def expect_dead(self, marker: int) -> None:
         """Expect that soon no process has ``marker`` as an argument."""
-        script = f"grep -qz . /proc/self/cmdline || exit 4; for i in {{1..20}}; do {_look(marker)} || exit 0; "
+        script = f"grep -qz . /proc/self/cmdline || exit 4; for i in {{1..20}}; do {_find_command(marker)} || exit 0; "
         result = await self.run(f"{script}sleep 0.1; done; exit 3")
         if result.return_code != 0:
             raise Violation("the process still runs inside" if result.return_code == 3 else "processes can't be seen")
 
     async def is_alive(self, marker: int, *, sandbox: BaseEnvironment | None = None) -> bool:
         """Return whether a process has ``marker`` as an argument, in ``sandbox``, by default the shared one."""
-        return (await self.run(_look(marker), sandbox=sandbox)).return_code == 0
+        return (await self.run(_find_command(marker), sandbox=sandbox)).return_code == 0
 
     async def close(self) -> None:
         """Stop every sandbox."""
@@ -180,7 +180,7 @@ class Probe:
         return sandbox
 
 
-def _look(marker: int) -> str:
+def _find_command(marker: int) -> str:
     """Return a command that finds a process with this argument, but not itself."""
     text = str(marker)
     return f"grep -qszx '{text[:-1]}[{text[-1]}]' /proc/[0-9]*/cmdline"

@@ -71,6 +71,7 @@ async def check_sandbox(
         Exception: The sandbox's own error if it can't be made or started: then nothing can be checked.
     """
     settings = Settings(known_failures or {}, probe_known_failures, dockerfile, timeout_sec)
+    select(SANDBOX_BEHAVIOURS, only=only, known_failures=settings.known_failures)  # refused before an image is built
     async with sandbox_checker(sandbox, settings) as checker:
         behaviours = select(SANDBOX_BEHAVIOURS, only=only, known_failures=checker.known_failures)
         found = await _observe_all(behaviours, checker, concurrency)

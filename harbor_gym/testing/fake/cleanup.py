@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from harbor_gym.testing.fake.files import FakeFiles
 
-_SCRIPTS = ("baseline", "stop", "open_grading", "reset_verifier_dirs", "postmortem")
+_SCRIPTS = ("baseline", "stop", "open_grading", "reset_verifier_dirs", "cut_rewards", "postmortem")
 
 
 @dataclass(frozen=True)
@@ -56,5 +56,10 @@ def _answer(script: str, arguments: list[str], content: FakeFiles, processes: Fa
                 content.remove(directory)
                 content.make_dir(directory)
             return "reset\n"
+        case "cut_rewards":
+            for path in (f"{arguments[0]}/{name}" for name in ("reward.txt", "reward.json")):
+                if content.is_file(path):
+                    content.write(path, content.read(path)[: int(arguments[1])], mode=content.mode(path))
+            return "cut\n"
         case _:
             return f"postmortem {processes.killed(3)}\n{content.text(arguments[0]) or ''}"

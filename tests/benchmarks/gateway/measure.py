@@ -19,12 +19,12 @@ from aiohttp import web
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.harbor_versions import require_server
 from harbor_gym._runtime.processes import start_process
-from harbor_gym.bench.report import BenchReport, percentile
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.types import ChatMessage, Sample
 from tests.benchmarks.gateway.client import Findings, Plan
 from tests.benchmarks.gateway.relay_server import relay_of
+from tests.benchmarks.report import BenchReport, percentile
 from tests.helpers.loopback import on_loopback
 from tests.helpers.paths import ROOT
 

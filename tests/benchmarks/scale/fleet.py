@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, override
 
-from harbor_gym.bench.report import BenchReport, percentile
-from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.errors import HarborGymError
 from harbor_gym.types import Command
 from tests.benchmarks.concurrency import watch_loop
+from tests.benchmarks.report import BenchReport, percentile
+from tests.benchmarks.sandbox import bench_task
 from tests.benchmarks.scale.holdings import Holdings, fill_executor, take_holdings, take_settled_holdings
 
 _ECHO_SEC = 60.0
@@ -108,7 +108,7 @@ class _Member:
     async def start(self) -> None:
         started = time.perf_counter()
         await self._prepared.prepare()
-        await self._prepared.look()
+        await self._prepared.first_screen()
         self.ready_sec = time.perf_counter() - started
 
     async def answer(self, number: int) -> None:

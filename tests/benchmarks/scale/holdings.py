@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym._runtime.procfs import PROC, descendants
-from harbor_gym.bench.memory import pss_bytes
-from harbor_gym.sandboxes.local import cgroups
+from harbor_gym.sandboxes.supervisor import cgroups
+from tests.benchmarks.memory import pss_bytes
 
 _MORE_THAN_ITS_THREADS = 40
 _HOLD_SEC = 0.02

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import override
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym.bench.report import BenchReport
-from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import classify
+from tests.benchmarks.report import BenchReport
+from tests.benchmarks.sandbox import bench_task
 from tests.benchmarks.scale.holdings import Holdings, fill_executor, take_holdings, take_settled_holdings
 
 _SAMPLES = 10

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, override
 
 from harbor_gym.adapters.trl import HarborSpec, verified_reward
-from harbor_gym.bench.report import BenchReport
-from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.testing.leftovers import find_leftovers
+from tests.benchmarks.report import BenchReport
+from tests.benchmarks.sandbox import bench_task
 
 _ANSWERED = [{"role": "assistant", "content": "done"}]
 _SETTLE_SEC = 10.0

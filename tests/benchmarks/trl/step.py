@@ -12,10 +12,10 @@ from typing import Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.adapters.trl import HarborSpec, verified_reward
-from harbor_gym.bench.report import BenchReport
-from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.errors import HarborGymError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.benchmarks.report import BenchReport
+from tests.benchmarks.sandbox import bench_task
 
 OURS, POOLED, THEIRS = "harbor_gym", "harbor_gym, pool", "trl.experimental.harbor"
 COMMANDS = ("echo done > /srv/answer", "ls /srv")

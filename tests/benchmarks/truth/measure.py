@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.processes import start_process
-from harbor_gym.bench.implementations import TRANSPORTS, terminal_config
-from harbor_gym.bench.report import BenchReport
-from harbor_gym.terminal import TerminalTurn, open_terminal
+from harbor_gym.terminal import Screen, TerminalTurn, open_terminal
 from harbor_gym.terminal.tmux import TmuxTerminal
 from harbor_gym.terminal.transports.attach import enter_argv
 from harbor_gym.types import Command
+from tests.benchmarks.report import BenchReport
+from tests.benchmarks.steps import TRANSPORTS, terminal_config
 from tests.benchmarks.truth.programs import bring_program
 from tests.benchmarks.truth.sessions import Session, TruthStep
 
@@ -36,6 +36,7 @@ _ATTACH_SEC = 60.0
 """The witness has attached by then, however busy the machine is."""
 
 _NUMBERED = re.compile(r"^L\d{6}$", re.MULTILINE)
+_STYLE = re.compile(r"\x1b\[[0-9;:]*m|[\x0e\x0f]")
 _EXPECTED = {"prompt": ("prompt",), "input": ("tty_read",), "screen": ("fullscreen",), "busy": ("deadline",)}
 
 
@@ -287,7 +288,7 @@ async def _take_session(environment: BaseEnvironment, session: Session, transpor
                 shown.append(turn.text)
                 await asyncio.sleep(0 if step.expected == "busy" else WATCH_SEC)
                 after = await terminal.screen()
-                later = [] if after is None else after.text.splitlines()
+                later = [] if after is None else as_observed(after)
                 verdicts.append(_judge(session, transport, step, turn, returned, witness, later))
                 if turn.ended:
                     break
@@ -320,11 +321,18 @@ def _judge(
     if step.expected == "busy":
         return verdict("early", f"{how} {turn.text[-60:]!r}")
     wrote = witness.since(returned)
-    changed = [line.rstrip() for line in later] != "\n".join(turn.shown).rstrip().split("\n")
+    changed = later != "\n".join(turn.shown).rstrip().split("\n")
     if wrote and changed and not step.repaints and _screens_differ(turn.shown, later):
-        return verdict("early", f"{how}, then {1000 * (wrote[0] - returned):.0f} ms later {later[-2:]!r}")
+        written_ms = 1000 * (wrote[0] - returned)
+        return verdict("early", f"{how} at {turn.shown[-3:]!r}, then {written_ms:.0f} ms later {later[-3:]!r}")
     is_right = how in _EXPECTED[step.expected]
     return verdict("right" if is_right else "label", "" if is_right else how)
+
+
+def as_observed(screen: Screen) -> list[str]:
+    """Return a screen's rows as an observation has them: without styles, line drawing characters as letters."""
+    rows = [_STYLE.sub("", line).rstrip() for line in screen.lines]
+    return "\n".join(rows).rstrip().split("\n")
 
 
 def _screens_differ(before: Sequence[str], after: Sequence[str]) -> bool:

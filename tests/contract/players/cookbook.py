@@ -5,6 +5,7 @@ from typing import Any
 
 from harbor_gym import EndReason
 from harbor_gym.errors import ContextOverflowError, HarborGymError
+from harbor_gym.types import TokenSequence
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, only
 from tests.helpers.policies.token_policies import RENDERER
 from tests.helpers.sequences import of_mask
@@ -12,24 +13,20 @@ from tests.helpers.sequences import of_mask
 
 async def by_tinker(episode: Episode) -> Played:
     """The cookbook's own rollout, and its own making of a datum."""
-    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
-
-    return await _by_cookbook(episode, HarborSingleTaskEnvGroupBuilder, env=episode.config)
+    return await _by_cookbook(episode, env=episode.config)
 
 
 async def by_tinker_agent(episode: Episode) -> Played:
     """The same loop of the cookbook's, around a foreign agent."""
-    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
-
-    return await _by_cookbook(episode, HarborAgentEnvGroupBuilder, env=episode.agents_config)
+    return await _by_cookbook(episode, env=episode.agents_config)
 
 
-async def _by_cookbook(episode: Episode, make_builder: Any, **settings: Any) -> Played:
+async def _by_cookbook(episode: Episode, **settings: Any) -> Played:
     from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
     from tinker_cookbook.rl.data_processing import trajectory_to_data
     from tinker_cookbook.rl.rollouts import do_single_rollout
 
-    from harbor_gym.adapters.tinker import GroupTemplate
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
     from harbor_gym.adapters.tinker.env import stop_metric
 
     class Policy(TokenCompleter):
@@ -47,7 +44,7 @@ async def _by_cookbook(episode: Episode, make_builder: Any, **settings: Any) -> 
         max_context_tokens=episode.max_context_tokens,
         **settings,
     )
-    builder = make_builder(template)
+    builder = HarborSingleTaskEnvGroupBuilder(template)
     (env,) = await builder.make_envs()
     try:
         trajectory = await do_single_rollout(Policy(), env)
@@ -60,12 +57,15 @@ async def _by_cookbook(episode: Episode, make_builder: Any, **settings: Any) -> 
         await builder.cleanup()
     reward = math.fsum(transition.reward for transition in trajectory.transitions)
     (end_reason,) = [word for word in EndReason if stop_metric(word) == f"stop/{trajectory.stop_reason}"]
-    datum: Any = only(trajectory_to_data(trajectory, 1.0))
-    if datum is None:
-        return Played(reward, end_reason)
+    data: list[Any] = trajectory_to_data(trajectory, 1.0)
+    sequences = [_sequence(datum) for datum in data]
+    return Played(reward, end_reason, sequence=only(sequences), sequences=sequences)
+
+
+def _sequence(datum: Any) -> TokenSequence:
     shifted = {name: datum.loss_fn_inputs[name].to_torch().tolist() for name in ("target_tokens", "mask", "logprobs")}
     tokens = [datum.model_input.to_ints()[0], *map(int, shifted["target_tokens"])]
-    first = trajectory.transitions[0].ob.length
-    mask = [int(item) for item in shifted["mask"]][first - 1 :]
-    sequence = of_mask(tokens[:first], tokens[first:], mask, shifted["logprobs"][first - 1 :])
-    return Played(reward, end_reason, sequence=sequence)
+    mask = [int(item) for item in shifted["mask"]]
+    begin = mask.index(1)
+    first = begin + 1  # targets are one token behind
+    return of_mask(tokens[:first], tokens[first:], mask[begin:], shifted["logprobs"][begin:])

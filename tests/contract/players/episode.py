@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, override
+from typing import Any, ClassVar, Literal, override
 
 from harbor_gym import (
     AsyncTerminalGymEnv,
@@ -14,13 +14,15 @@ from harbor_gym import (
     TerminalEnvConfig,
     TokenTerminalEnv,
     flatten,
-    run_episode,
+    merge,
+    run_with_retries,
 )
 from harbor_gym.codecs import HFCodec
 from harbor_gym.config import AgentEpisodeConfig
 from harbor_gym.errors import ContextOverflowError, HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
+from harbor_gym.testing.fake.environment import FailurePoint
 from harbor_gym.types import TokenSequence
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer, spelt
@@ -45,6 +47,22 @@ class Vanishing(FakeEnvironment):
             self._gone = "it went away"
             self.require_running()
         return f"{FORGED}\n" if command.strip() == FORGE else super().answer(command)
+
+
+class Losing(FakeEnvironment):
+    """A sandbox of which the next few are lost.
+
+    Args:
+        point: The operation that fails.
+    """
+
+    left: ClassVar[int] = 0
+    """How many are lost yet."""
+
+    def __init__(self, *args: Any, point: FailurePoint, **kwargs: Any) -> None:
+        is_lost = Losing.left > 0
+        Losing.left -= is_lost
+        super().__init__(*args, fail={point: 1} if is_lost else {}, **kwargs)
 
 
 def refusal(prompt: int, window: int) -> str:
@@ -95,6 +113,26 @@ class Script:
         return Sample(tokens, logprobs, "length" if is_cut else "stop")
 
 
+@dataclass
+class Failing:
+    """A script over an engine that fails instead of its second answer."""
+
+    script: Script
+    how: Exception | Sample
+    """What it raises, or returns instead."""
+
+    times: int = 1_000_000
+    """How often it fails; then it answers."""
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        if _openings(list(prompt)) != 2 or self.times == 0:
+            return await self.script(prompt)
+        self.times -= 1
+        if isinstance(self.how, Exception):
+            raise self.how
+        return self.how
+
+
 def _openings(prompt: list[int]) -> int:
     """Count the answers' openings; a text in a file that only looks like one does not count."""
     opening = byte_level_tokenizer().encode("<|im_start|>assistant", add_special_tokens=False)
@@ -120,6 +158,9 @@ class Episode:
     """The foreign agent, of the adapters that play one; it writes our format."""
 
     action_format: str = "terminus-json-plain"
+    max_retries: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields of the episode's configuration."""
 
     @property
     def config(self) -> TerminalEnvConfig:
@@ -132,8 +173,8 @@ class Episode:
 
     @property
     def where(self) -> dict[str, Any]:
-        """The sandbox."""
-        return {"sandbox": self.sandbox, "sandbox_options": dict(self.sandbox_options)}
+        """The sandbox, and the further fields."""
+        return {"sandbox": self.sandbox, "sandbox_options": dict(self.sandbox_options), **self.settings}
 
     @property
     def turns(self) -> dict[str, Any]:
@@ -170,13 +211,20 @@ class Played:
     sequence: TokenSequence | None = field(default=None, compare=False)
     """Of an episode that was not lost; None where one is not all of it."""
 
+    sequences: Sequence[TokenSequence] = field(default=(), compare=False)
+    """All of its sequences, where the door can have several."""
+
     @property
     def trained(self) -> list[tuple[int, int, float]]:
         """Token, mask and log-probability, one after the other."""
         assert self.sequence is not None
-        prompt = [(token, 0, 0.0) for token in self.sequence.prompt]
-        behind = zip(self.sequence.completion, self.sequence.mask, self.sequence.logprobs, strict=True)
-        return [*prompt, *((token, mask, round(logprob, 5)) for token, mask, logprob in behind)]
+        return trained_of(self.sequence)
+
+
+def trained_of(sequence: TokenSequence) -> list[tuple[int, int, float]]:
+    prompt = [(token, 0, 0.0) for token in sequence.prompt]
+    behind = zip(sequence.completion, sequence.mask, sequence.logprobs, strict=True)
+    return [*prompt, *((token, mask, round(logprob, 5)) for token, mask, logprob in behind)]
 
 
 def lost(error: HarborGymError) -> Played:
@@ -189,17 +237,21 @@ def only[T](sequences: Sequence[T]) -> T | None:
 
 
 def played_of(rollout: Rollout) -> Played:
-    return Played(rollout.reward, rollout.end_reason, sequence=flatten(rollout))
+    sequences = merge(rollout.transitions)
+    sequence = flatten(rollout) if len(sequences) < 2 else None
+    return Played(rollout.reward, rollout.end_reason, sequence=sequence, sequences=sequences)
 
 
 async def by_run_episode(episode: Episode) -> Played:
-    env = TokenTerminalEnv(
-        AsyncTerminalGymEnv(episode.config),
-        episode.codec(),
-        max_tokens=MAX_TOKENS,
-        max_context_tokens=episode.max_context_tokens,
-    )
-    rollout = await run_episode(env, episode.sampler)
+    def make_env() -> TokenTerminalEnv:
+        return TokenTerminalEnv(
+            AsyncTerminalGymEnv(episode.config),
+            episode.codec(),
+            max_tokens=MAX_TOKENS,
+            max_context_tokens=episode.max_context_tokens,
+        )
+
+    rollout = await run_with_retries(make_env, episode.sampler, max_retries=episode.max_retries)
     if rollout.error is not None:
         assert rollout.reward is None
         return lost(rollout.error)

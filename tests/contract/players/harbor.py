@@ -25,11 +25,11 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
         episode.sampler,
         episode.codec(),
         limits=SessionLimits(max_context_tokens=episode.max_context_tokens, max_answer_tokens=MAX_TOKENS),
-        max_retries=0,
+        max_retries=episode.max_retries,
     )
     (rollout,) = await interface.run([TaskConfig(path=episode.task_dir)])
     if rollout.error is not None:
         assert rollout.reward is None
         assert rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR
         return lost(rollout.error)
-    return Played(rollout.reward, rollout.end_reason, sequence=only(rollout.segments))
+    return Played(rollout.reward, rollout.end_reason, sequence=only(rollout.segments), sequences=rollout.segments)

@@ -27,14 +27,14 @@ async def _by_nemo_gym(episode: Episode, config: Any) -> Played:
     engine = EngineDouble(
         episode.sampler, codec=episode.codec(), max_context_tokens=episode.max_context_tokens - MAX_TOKENS
     )
-    plan = EpisodePlan("alias::task", config, max_retries=0)
+    plan = EpisodePlan(config, max_retries=episode.max_retries)
     rollout, calls = await play(plan, lambda: ModelServer(engine.post, {}, require_token_ids=True))
     row = make_row(rollout, calls, require_token_ids=True)
     sequence = read_as_trainer(row.output)
     if rollout.error is not None:
-        assert row.is_masked
+        assert row.fields["mask_sample"]
         return lost(rollout.error)
-    assert not row.is_masked
+    assert not row.fields["mask_sample"]
     return Played(row.fields["reward"], EndReason(row.fields["end_reason"]), sequence=sequence)
 
 
@@ -53,7 +53,7 @@ async def by_nemo_gym_server(episode: Episode) -> Played:
         harbor_datasets={"own": {"local_dataset_path": episode.task_dir}},
         env={**episode.where, **episode.turns, **episode.own_settings},
         require_token_ids=True,
-        max_retries=0,
+        max_retries=episode.max_retries,
     )
     status, row = await post(agent, {"instance_id": f"own::{episode.task_dir.name}"})
     if status != 200:  # which ends NeMo Gym's collection

@@ -34,7 +34,7 @@ async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) ->
 
     generator = make_generator(
         SamplerEngine(episode.sampler),
-        {"env": {**episode.where, **own}, "max_retries": 0},
+        {"env": {**episode.where, **own}, "max_retries": episode.max_retries},
         **episode.turns,
         max_input_length=episode.max_context_tokens - MAX_TOKENS,
         sampling_params=SamplingParams(max_generate_length=MAX_TOKENS),
@@ -52,4 +52,4 @@ async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) ->
         assert sequences[0].mask == [0]
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, end.removeprefix("lost/"))
     reward = sum(sum(reward) if step_wise else reward for reward in output["rewards"])
-    return Played(reward, EndReason(end.removeprefix("end/")), sequence=only(sequences))
+    return Played(reward, EndReason(end.removeprefix("end/")), sequence=only(sequences), sequences=sequences)

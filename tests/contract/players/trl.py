@@ -1,6 +1,8 @@
 """TRL's trainers."""
 
 import asyncio
+import contextlib
+import functools
 import math
 import warnings
 from typing import Any
@@ -8,23 +10,22 @@ from typing import Any
 import pytest
 
 from harbor_gym import EndReason
-from tests.contract.players.episode import MAX_TOKENS, Episode, Played
+from harbor_gym.types import TokenSequence
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, only
 from tests.helpers.sequences import of_mask
 
 
-def _spec(episode: Episode) -> Any:
+def _spec(episode: Episode, **player: Any) -> Any:
     pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
     from harbor_gym.adapters.trl import HarborSpec
 
     return HarborSpec(
         episode.task_dir,
-        agent="terminal",
-        sandbox=episode.sandbox,
-        sandbox_options=dict(episode.sandbox_options),
+        **episode.where,
         **episode.turns,
         max_context_tokens=episode.max_context_tokens,
-        max_retries=0,
-        **episode.own_settings,
+        max_retries=episode.max_retries,
+        **player,
     )
 
 
@@ -33,7 +34,7 @@ async def by_trl(episode: Episode) -> Played:
     pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
     from tests.helpers.policies.trl_trainers import GROUP, ScriptedTrainer, logged
 
-    spec = _spec(episode)
+    spec = _spec(episode, agent="terminal", **episode.own_settings)
 
     rows = [dict(spec.train_dataset[0]) for _ in range(GROUP)]
     with spec, warnings.catch_warnings():
@@ -66,12 +67,20 @@ async def _ignore(sample: object) -> None:
 
 
 async def by_trl_async(episode: Episode) -> Played:
+    return await _by_rollouts(episode, _spec(episode, agent="terminal", **episode.own_settings))
+
+
+async def by_trl_async_agent(episode: Episode) -> Played:
+    agent = episode.agent()
+    return await _by_rollouts(episode, _spec(episode, agent=agent.import_path, agent_options=agent.kwargs))
+
+
+async def _by_rollouts(episode: Episode, spec: Any) -> Played:
     """The rollout process's work, up to the samples that AsyncGRPO trains on."""
-    spec = _spec(episode)
     from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 
     from harbor_gym._runtime.portal import get_portal
-    from harbor_gym.adapters.trl.groups import GroupPlayer, ready
+    from harbor_gym.adapters.trl.groups import GroupPlayer
     from tests.helpers.policies.typists import tokenizer
 
     args = AsyncGRPOConfig(
@@ -85,7 +94,8 @@ async def by_trl_async(episode: Episode) -> Played:
     metrics: dict[str, Any] = {}
 
     async def play() -> list[Any]:
-        worker = spec.rollout_worker(args, tokenizer(), model="policy", sampler=ready(episode.sampler))
+        opened = functools.partial(contextlib.nullcontext, episode.sampler)
+        worker = spec.rollout_worker(args, tokenizer(), model="policy", sampler=opened)
         player = GroupPlayer(worker.plan, emit=_ignore, report=metrics.update, version=lambda: 7)
         return await player.play(0, episode.sampler)
 
@@ -98,15 +108,20 @@ async def by_trl_async(episode: Episode) -> Played:
     ]
     if not samples:
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, end)
-    first, twin = samples
-    assert first.metrics == twin.metrics
-    assert first.input_ids.tolist() == twin.input_ids.tolist()
-    assert (first.advantage, first.model_version, first.group_id) == (0.0, 7, 0)
-    mask = first.completion_mask.tolist()
+    half = len(samples) // 2
+    for first, twin in zip(samples[:half], samples[half:], strict=True):
+        assert first.metrics == twin.metrics
+        assert first.input_ids.tolist() == twin.input_ids.tolist()
+        assert (first.advantage, first.model_version, first.group_id) == (0.0, 7, 0)
+    sequences = [*map(_sequence, samples[:half])]
+    return Played(samples[0].metrics["reward"], EndReason(end), sequence=only(sequences), sequences=sequences)
+
+
+def _sequence(sample: Any) -> TokenSequence:
+    mask = sample.completion_mask.tolist()
     begin = mask.index(1)
-    tokens, logprobs = first.input_ids.tolist(), first.old_log_probs.tolist()
-    sequence = of_mask(tokens[:begin], tokens[begin:], mask[begin:], logprobs[begin:])
-    return Played(first.metrics["reward"], EndReason(end), sequence=sequence)
+    tokens, logprobs = sample.input_ids.tolist(), sample.old_log_probs.tolist()
+    return of_mask(tokens[:begin], tokens[begin:], mask[begin:], logprobs[begin:])
 
 
 def _shown(values: Any, mask: Any) -> list[Any]:

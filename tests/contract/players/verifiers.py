@@ -22,14 +22,15 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
 
     own = settings or episode.own_settings
     harness = {"terminal_env": {**episode.where, **episode.turns, **own}}
-    env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})
+    retries = {} if episode.max_retries else {"retries": {"rules": []}}  # its own rules allow one
+    env = env_config([episode.task_dir], harness, retries)
     # The client refuses a prompt that is longer than the model's context: the length of an answer is left free.
     window = episode.max_context_tokens - MAX_TOKENS
     server = EngineDouble(episode.sampler, model=f"policy-{window}", max_context_tokens=window)
     (finished,) = await run_episodes(server, env, model_dir=episode.model_dir)
     (trace,) = finished.traces
     if not trace.ok:
-        (error,) = trace.errors
+        *_, error = trace.errors  # one an attempt
         assert not any(trace.rewards.values())
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, error.message.partition(":")[0])
     sequence = sequence_of(trace) if len(trace.branches) == 1 else None

@@ -28,7 +28,7 @@ async def _by_verl(episode: Episode, loop: str, **own: Any) -> Played:
         "_target_": f"harbor_gym.adapters.verl.{loop}",
         "env": {**episode.where, **own},
         "max_answer_tokens": MAX_TOKENS,
-        "max_retries": 0,
+        "max_retries": episode.max_retries,
     }
     window = episode.max_context_tokens
     with tempfile.TemporaryDirectory() as directory:

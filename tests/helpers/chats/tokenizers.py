@@ -1,6 +1,7 @@
 """Tokenizers that can be built offline: byte-level BPE with the marks of the chat formats under test."""
 
 import functools
+import json
 import re
 from typing import Any
 
@@ -34,6 +35,22 @@ def byte_level_tokenizer() -> Any:
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", bos_token="<|begin_of_text|>", pad_token="<|endoftext|>"
+    )
+
+
+def tokenizer_without(*numbers: int) -> Any:
+    """The same tokenizer without these bytes from 0xAE on: it writes its token of the text's end in their place."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    lacking = {chr(number) for number in numbers}
+    described = json.loads(byte_level_tokenizer().backend_tokenizer.to_str())
+    model = described["model"]
+    model["vocab"] = {token: number for token, number in model["vocab"].items() if lacking.isdisjoint(token)}
+    model["merges"] = [merge for merge in model["merges"] if lacking.isdisjoint("".join(merge))]
+    model["unk_token"] = "<|endoftext|>"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(described)), eos_token="<|im_end|>", unk_token="<|endoftext|>"
     )
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from harbor_gym._runtime.procfs import descendants
 from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.supervisor import cgroups
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
 from tests.helpers.patience import PATIENCE_SEC

@@ -14,7 +14,7 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym._runtime.procfs import descendants, read_stat
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, own_addresses
+from harbor_gym.sandboxes.supervisor.network import NETWORK_PROGRAM, own_addresses
 from tests.helpers.patience import eventually
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 

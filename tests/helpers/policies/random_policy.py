@@ -32,3 +32,28 @@ def _write(folder: Path, corpus: str, long_vector: float) -> Path:
     vectors.data[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= long_vector
     save_policy(model, tokenizer, folder)
     return folder
+
+
+def write_random_model(folder: Path, architecture: str) -> Path:
+    """Write a model of random weights of one of the server's architectures, with a tokenizer and a chat template."""
+    import transformers
+
+    tokenizer = build_tokenizer([system_prompt(ActionFormat.KEYSTROKES)] * 3, 768)
+    config = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(
+        vocab_size=len(tokenizer) + -len(tokenizer) % 64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.2,  # answers then hang on the prompt
+    )
+    model = getattr(transformers, architecture)(config).float()
+    save_policy(model, tokenizer, folder)
+    return folder

@@ -22,6 +22,12 @@ class Recipe:
     directives: str = ""
     """Lines before FROM, of ``text`` alone where there is a twin."""
 
+    modes: dict[str, int] = field(default_factory=dict[str, int])
+    """Path in the context → mode."""
+
+    links: dict[str, str] = field(default_factory=dict[str, str])
+    """Path in the context → target of a symbolic link."""
+
 
 ONE = """\
 RUN useradd -m -u 1500 worker && groupadd -g 1600 crew && usermod -aG crew worker && mkdir /c
@@ -260,6 +266,14 @@ CONFIGS: dict[str, Recipe] = {
     "an ignore file of the Dockerfile": Recipe(
         "COPY . /ctx\n",
         {"a": "a", "b": "b", ".dockerignore": "a\n", "Dockerfile.dockerignore": "# words\nb\n*/c\n", "d/c": ""},
+    ),
+    "limits of a RUN": Recipe(
+        'RUN python3 -c "import os; [os.dup(0) for _ in range(3000)]"\nRUN ulimit -n >/files; ulimit -Hn >/files-hard\nRUN grep processes /proc/self/limits >/processes\n',
+    ),
+    "limits of a RUN, of other users and forms": Recipe(
+        'USER nobody\nRUN python3 -c "import os; print(len([os.dup(0) for _ in range(3500)]))" >/tmp/of-nobody; ulimit -n >>/tmp/of-nobody\nUSER root\n'
+        'RUN ["/bin/bash", "-c", "ulimit -n >/of-json; ulimit -Hn >>/of-json"]\nSHELL ["/bin/bash", "-c"]\nRUN for l in n s c v f t d m; do ulimit -S$l; ulimit -H$l; done >/limits\n'
+        "RUN ulimit -Sn $(ulimit -Hn) && ulimit -n >/raised\n"
     ),
     "directives of syntax and checks, comments, small letters": Recipe(
         _COMMENTS, directives="# syntax=docker/dockerfile:1\n# check=skip=all\n", twin=_COMMENTS

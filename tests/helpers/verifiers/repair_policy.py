@@ -114,7 +114,7 @@ class RepairPolicy:
 
         env = TokenTerminalEnv(AsyncTerminalGymEnv(config), HFCodec(self.tokenizer), max_tokens=_MAX_TOKENS)
         flat = flatten(asyncio.run(run_episode(env, sample)))
-        return flat.prompt + flat.completion, [0] * len(flat.prompt) + flat.mask
+        return flat.token_ids, flat.token_mask
 
     def _imitate(self, examples: Sequence[tuple[list[int], list[int]]]) -> None:
         """Train on every example at each step, so that each mode is written as often as the others."""

@@ -53,7 +53,7 @@ class SamplerServers:
         return TokenOutput(
             token_ids=list(sample.tokens),
             log_probs=None if sample.logprobs is None else list(sample.logprobs),
-            stop_reason="length" if sample.stop_reason == "length" else "completed",
+            stop_reason={"length": "length", "stop": "completed"}.get(sample.stop_reason, "aborted"),
             num_preempted=0,
             extra_fields={"min_global_steps": self._step - 1, "max_global_steps": self._step},
         )

@@ -64,11 +64,11 @@ COMPOSE = "services:\n  other:\n    image: {base}\n    command: sleep infinity\n
 async def test_on_docker_what_can_not_be_removed_leaves_the_verdict(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = write_task(tmp_path / "task")
+    task = write_task(tmp_path / "guarded")
     (task / "environment" / "docker-compose.yaml").write_text(COMPOSE.format(base=BASE))
     env = make_env(task, sandbox="docker")
     await env.reset()
-    _, output = await docker("network", "ls", "--format", "{{.Name}}", "--filter", "name=task__")
+    _, output = await docker("network", "ls", "--format", "{{.Name}}", "--filter", "name=guarded__")
     (network,) = output.split()
     # A guest that is not the project's own keeps the network in use.
     await docker("run", "--detach", "--init", "--network", network, "--name", f"{network}-guest", BASE, "sleep", "99")

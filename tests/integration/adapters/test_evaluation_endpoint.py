@@ -82,6 +82,27 @@ async def test_an_episode_that_goes_on_has_the_whole_chat(tmp_path: Path) -> Non
     assert [turn.action for turn in Snapshot.read(written).turns] == [*said, message(DONE)]
 
 
+async def test_each_episode_draws_where_it_begins(tmp_path: Path) -> None:
+    config, out, said = (
+        fake_task(tmp_path / "task"),
+        tmp_path / "out",
+        [message("echo one > a\n"), message(DONE), COMPLETE],
+    )
+    async with serving(*said) as model, endpoint(model) as chat:
+        await evaluate([config], ChatPlayer(chat, transcripts_dir=out / "transcripts"), episodes=1)
+    args = (str(config.task_dir), "--start-from", str(out), "--model", "m", "--api-key-env", "OWN_KEY")
+    async with serving(*said) as model:
+        code, shown = await eval_here(*args, "--start-turn", "mid", "-k", "2", "--base-url", model.url)
+        assert code == 0, shown
+        firsts = [request["messages"] for request in model.requests if len(request["messages"]) == 4]
+    assert [chat[2]["content"] for chat in firsts] == said[:1] * 2
+    assert "episode 2 of task: completed, reward 1, 3 turns" in shown
+    for choice, expected in ((("backward",), "backward follows a training run"), (("9",), "9 is beyond the end")):
+        code, shown = await eval_here(*args, "--start-turn", *choice, "--base-url", "http://127.0.0.1:9")
+        assert (code, shown.count("\n")) == (2, 1)
+        assert expected in shown
+
+
 WORK = [message("cd /tmp; x=41\n"), message("echo $((x+1)) > made; cat made\n"), message(DONE), COMPLETE]
 
 

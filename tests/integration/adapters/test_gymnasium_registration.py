@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def run(code: str, installed: Path, directory: Path) -> str:
 def test_the_environment_is_known(lines: str, installed: Path, tmp_path: Path) -> None:
     check = "import harbor_gym, sys; assert harbor_gym.__file__.startswith(sys.path[1])"
     assert run(f"{lines}\n{check}", installed, tmp_path) == ""
+
+
+@pytest.mark.parametrize("imports", ["import gymnasium, harbor_gym", "import harbor_gym, gymnasium"])
+def test_no_handler_and_no_finder_stays(imports: str, installed: Path, tmp_path: Path) -> None:
+    check = """
+    import signal, sys
+    before = [*sys.meta_path], signal.getsignal(signal.SIGINT)
+    {imports}
+    assert ([*sys.meta_path], signal.getsignal(signal.SIGINT)) == before"""
+    assert run(textwrap.dedent(check).format(imports=imports), installed, tmp_path) == ""
 
 
 def test_importing_the_package_imports_no_more_than_gymnasium(installed: Path, tmp_path: Path) -> None:

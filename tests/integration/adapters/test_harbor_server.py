@@ -358,6 +358,15 @@ async def test_a_server_that_is_gone(task: TaskConfig, tmp_path: Path) -> None:
     assert own.url in str(refused.error)
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://no-such-host.invalid", "127.0.0.1"])
+async def test_an_address_at_which_nothing_listens_is_named_before_the_first_episode(
+    task: TaskConfig, url: str
+) -> None:
+    playing = interface(url, server=HarborServer(url, KEY, lost_after_sec=2), max_retries=1)
+    with pytest.raises(UsageError, match=rf"no server of Harbor's answers at {url} \(.+\): start harbor serve there"):
+        await playing.run([task] * 3)
+
+
 async def test_a_cancelled_run_stops_its_rollouts_on_the_server(server: ServerProcess, task: TaskConfig) -> None:
     policy = BlockingPolicy()
     playing = asyncio.create_task(interface(server.url, sampler=policy).run([task]))

@@ -1,8 +1,9 @@
 """The order of tasks in training: epochs, weights, splits, batches that don't depend on earlier calls."""
 
+import json
 import pickle
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harbor_gym import TerminalEnvConfig
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.tasks import TaskOrder, resolve_tasks
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
+from tests.helpers.sandboxes.fake_episodes import fake_config
 from tests.helpers.tasks import DONE, write_task
 
 seeds = st.integers(0, 2**32)
@@ -76,9 +78,15 @@ def builder(tasks_dir: Path, **settings: Any) -> Any:
     from harbor_gym.adapters.tinker import GroupTemplate, HarborRLDatasetBuilder
 
     env = TerminalEnvConfig(task_dir=tasks_dir, sandbox=FAKE, sandbox_options={"solved_when": {"/srv/answer": "done"}})
-    given: dict[str, Any] = {"model_name": "m", "renderer_name": RENDERER, "max_tokens": 500, "group_size": 2}
+    given: dict[str, Any] = {
+        "env": env,
+        "model_name": "m",
+        "renderer_name": RENDERER,
+        "max_tokens": 500,
+        "group_size": 2,
+    }
     given |= {field.name: settings.pop(field.name) for field in fields(GroupTemplate) if field.name in settings}
-    return HarborRLDatasetBuilder(template=GroupTemplate(env=env, **given), **settings)
+    return HarborRLDatasetBuilder(template=GroupTemplate(**given), **settings)
 
 
 def names(batch: Any) -> str:
@@ -98,6 +106,37 @@ async def test_an_epoch_is_every_task_in_full_batches(tasks_dir: Path) -> None:
     assert (group.label, group.logging_tags()) == ("train/batch_0002/group_1", [group.template.env.task_dir.name])
     with pytest.raises(IndexError):
         train.get_batch(4)
+
+
+@pytest.mark.tinker
+async def test_a_group_draws_its_start_and_backward_follows_the_runs_rewards(tasks_dir: Path, tmp_path: Path) -> None:
+    config = fake_config(tasks_dir / "a", solved_when={"/srv/answer": "done"})
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        for word in ("one", "two", "three"):
+            await env.step(message(f"echo {word} > b\n"))
+        for name in ("first", "second"):
+            replace(await env.snapshot(), tokens=(1,)).write(tmp_path / f"old/transcripts/{name}.json")
+    make = builder(
+        tasks_dir / "a",
+        env=config.model_validate({**dict(config), "start_from": tmp_path / "old", "start_turn": "backward"}),
+        transcripts_dir=tmp_path / "run/transcripts",
+        num_batches=3,
+        groups_per_batch=8,
+        test_episodes=1,
+    )
+    train, test = await make()
+    assert [group.template.env.start_from for group in test.get_batch(0)] == [None], "a test begins with the task"
+    begun = [group.template.env for group in train.get_batch(0)]
+    assert {env.start_from.stem for env in begun} == {"first", "second"}
+    again, _ = await make()
+    assert [group.template.env for group in again.get_batch(0)] == begun
+    assert {env.start_turn for env in begun} == {3}
+    (tmp_path / "run").mkdir()
+    record = {"step": 0, "env/all/reward/total": 0.1, "env/a/reward/total": 0.75}
+    (tmp_path / "run/metrics.jsonl").write_text(json.dumps(record) + "\n")
+    assert {group.template.env.start_turn for group in train.get_batch(1)} == {2}
+    assert {group.template.env.start_turn for group in train.get_batch(0)} == {3}, "a resumed run's too"
 
 
 @pytest.mark.tinker

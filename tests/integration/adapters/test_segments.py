@@ -146,7 +146,7 @@ async def test_the_cookbooks_trajectory_has_the_turns_that_are_trained(tmp_path:
         shown = result.next_observation
     trajectory = Trajectory(transitions=transitions, final_ob=shown)
     sampled = [item.ac.tokens for item in transitions]
-    env.keep_segments(trajectory)
+    await env.complete(trajectory)
     segments = [(0, 3), (1, 2)] if which == "all" else [(0, 3)]
     assert [item.ac.tokens for item in trajectory.transitions] == [
         sampled[turn] for calls in segments for turn in calls

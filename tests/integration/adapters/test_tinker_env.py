@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from harbor_gym import TerminalEnvConfig
-from harbor_gym.errors import HarborGymError, SandboxStartError
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
-from tests.helpers.tasks import BASE, DONE, write_task
+from tests.helpers.tasks import DONE, write_task
 
 pytestmark = [pytest.mark.tinker, pytest.mark.local, pytest.mark.usefixtures("engines", "nothing_left")]
 
@@ -64,33 +63,6 @@ async def test_a_group_is_rolled_out_verified_and_becomes_one_datum_each(task_di
         assert "time/sandbox_start_sec" in trajectory.transitions[0].metrics
 
 
-@pytest.mark.parametrize(
-    ("answers", "settings", "reason"),
-    [
-        ([message(DONE), message("true\n")], {"config": {"max_turns": 2}}, "max_turns"),
-        ([message(DONE), "no", "json", "here"], {}, "parse_error"),
-        ([message(DONE), message("exit\n")], {}, "session_ended"),
-        ([message(DONE), message("seq 2000\n")], {"max_context_tokens": 3000}, "context_overflow"),
-    ],
-)
-async def test_every_ending_is_verified_and_has_its_metric(
-    task_dir: Path, model_dir: str, answers: list[str], settings: dict[str, Any], reason: str
-) -> None:
-    group = await run_group(make_builder(task_dir, model_dir, group_size=1, **settings), scripted(*answers))
-    (trajectory,) = group.trajectories_G
-    assert trajectory.stop_reason == reason
-    assert trajectory.transitions[-1].metrics[f"stop/{reason}"] == 1.0
-    assert group.get_total_rewards() == [1.0]
-
-
-async def test_a_message_cut_at_the_token_limit_is_not_executed(task_dir: Path, model_dir: str) -> None:
-    policy = scripted(message("true\n"), message(DONE), length_at=1)
-    group = await run_group(make_builder(task_dir, model_dir, group_size=1), policy)
-    (trajectory,) = group.trajectories_G
-    assert trajectory.stop_reason == "max_tokens"
-    assert group.get_total_rewards() == [0.0]
-
-
 async def test_a_prompt_that_does_not_fit_ends_before_sampling(task_dir: Path, model_dir: str) -> None:
     builder = make_builder(task_dir, model_dir, group_size=1, max_context_tokens=501)
     group = await run_group(builder, scripted())
@@ -133,16 +105,6 @@ async def test_an_infrastructure_failure_is_retried_and_then_masked_but_never_a_
     assert len(written) == 3, "two episodes and one retry"
     assert {document["end_reason"] for document in written} == {"infrastructure_error"}
     assert {document["reward"] for document in written} == {None}
-
-
-async def test_a_sandbox_that_does_not_start_raises_from_the_first_observation(tmp_path: Path, model_dir: str) -> None:
-    task = write_task(tmp_path / "unbuildable", dockerfile=f"FROM {BASE}\nRUN exit 1\n")
-    builder = make_builder(task, model_dir)
-    (env, _) = await builder.make_envs()
-    with pytest.raises(SandboxStartError):
-        await env.initial_observation()
-    await builder.cleanup()
-    assert issubclass(SandboxStartError, HarborGymError)
 
 
 async def test_a_transcript_records_the_episode(task_dir: Path, model_dir: str, tmp_path: Path) -> None:

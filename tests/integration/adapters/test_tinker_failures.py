@@ -176,23 +176,6 @@ async def test_groups_of_one_reward_are_distinguished_from_mixed_ones(task_dir: 
     assert await rollout(removed, always, RetryThenMask(), remove_constant=True) is None
 
 
-async def test_only_those_who_end_in_time_are_rewarded_where_that_is_asked(task_dir: Path, model_dir: str) -> None:
-    from harbor_gym.adapters.tinker import RetryThenMask
-
-    Flaky.begin(seed=1)
-    ends = scripted(message(DONE), GIVE_UP, GIVE_UP)
-    goes_on = scripted(message(DONE), message("true\n"), length_at=1)
-    paid: dict[tuple[bool, bool], set[float]] = {}
-    for policy in (ends, goes_on):
-        for only_on_time in (False, True):
-            builder = flaky_builder(task_dir, model_dir, 0.0)
-            env = builder.template.env.model_copy(update={"zero_reward_on_limit": only_on_time})
-            builder.template = replace(builder.template, env=env)
-            group = await rollout(builder, policy, RetryThenMask())
-            paid[policy is ends, only_on_time] = set(group.get_total_rewards())
-    assert paid == {(True, False): {1.0}, (True, True): {1.0}, (False, False): {1.0}, (False, True): {0.0}}
-
-
 def test_only_what_may_pass_is_forgiven() -> None:
     import tinker
 

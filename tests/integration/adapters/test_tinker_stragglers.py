@@ -58,7 +58,7 @@ def mixed(answer: Callable[[int, int], str | None]) -> Any:
 def make_builder(
     task_dir: Path, model_dir: str, *, size: int, sandbox: str = "local", agent: Any = None, **settings: Any
 ) -> Any:
-    from harbor_gym.adapters.tinker import GroupTemplate, HarborAgentEnvGroupBuilder, HarborSingleTaskEnvGroupBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 
     options = {} if sandbox == "local" else SOLVED
     given: dict[str, Any] = {"sandbox": sandbox, "sandbox_options": options, **settings}
@@ -71,8 +71,7 @@ def make_builder(
         max_tokens=500,
         transcripts_dir=task_dir.parent / "transcripts",
     )
-    kind = HarborSingleTaskEnvGroupBuilder if agent is None else HarborAgentEnvGroupBuilder
-    return kind(template, label="train/batch_0001/group_1")
+    return HarborSingleTaskEnvGroupBuilder(template, label="train/batch_0001/group_1")
 
 
 async def roll_out(builder: Any, policy: Any, **settings: Any) -> Any:

@@ -1,21 +1,29 @@
 """Sandboxes on the real Apptainer: properties beyond the contract that every kind keeps."""
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
+import signal
+import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import SandboxLostError, SandboxStartError, TaskError
+from harbor_gym.sandboxes.apptainer import environment
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, file_name
 from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.harbor_trials import COMPLETE
+from tests.helpers.hostile.first_words import PUBLIC
 from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.sandboxes import local
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import BASE, DONE, FORGER, write_task
@@ -32,7 +40,22 @@ def sif_of(directory: Path) -> Path:
     return default_image_dir() / file_name(SifSource(directory / "environment", None).key())
 
 
-async def test_a_hog_is_killed_and_counted_and_its_shell_lives(tmp_path: Path) -> None:
+def served_by(image: Path) -> list[int]:
+    """Return the processes of this machine that serve a SIF file."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(image) in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("is_watched", [False, True], ids=["control group", "watched"])
+async def test_a_hog_is_killed_and_counted_and_its_shell_lives(
+    tmp_path: Path, is_watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_watched:
+        monkeypatch.setattr(environment, "_has_group", lambda: False)
     async with running(make_sandbox(tmp_path, config={"memory_mb": 200})) as sandbox:
         before = await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
         result = await sandbox.exec(f"{GROW}; echo status $?", timeout_sec=PATIENCE_SEC)
@@ -50,9 +73,12 @@ async def test_what_stays_below_the_limit_lives(tmp_path: Path) -> None:
 
 async def test_the_machines_files_and_settings_are_not_there(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
-        assert await output(sandbox, "ls -A /sys /tmp /root | grep -v '^/\\|^\\.bashrc$\\|^\\.profile$' || true") == ""
+        assert await output(sandbox, "ls -A /tmp /root | grep -v '^/\\|^\\.bashrc$\\|^\\.profile$' || true") == ""
         for path in ("/proc/sys/kernel/hostname", "/sys/x", "/proc/sysrq-trigger"):
             assert (await sandbox.exec(f"echo x > {path}")).return_code != 0
+        numbers = "".join(f"/sys/devices/system/cpu/{name}\n" for name in ("online", "possible", "present"))
+        count = "lscpu --parse=CPU | grep -vc '^#'; lsblk --noheadings"
+        assert await output(sandbox, f"find /sys -type f | sort; {count}") == f"{numbers}{os.cpu_count()}"
         assert await output(sandbox, "cat /proc/net/dev | tail -n +3 | cut -d: -f1") == "lo"
         assert await output(sandbox, "cat /etc/resolv.conf") == "# This sandbox has no network."
         assert (await sandbox.exec("mount -t tmpfs none /mnt")).return_code != 0
@@ -112,9 +138,14 @@ async def test_a_task_whose_image_is_for_nobody_names_the_file(tmp_path: Path) -
         await sandbox.start(force_build=False)
 
 
-async def test_the_runtimes_refusal_is_the_errors_text(tmp_path: Path) -> None:
-    with pytest.raises(SandboxStartError, match="unknown flag: --no-such-flag"):
-        await make_sandbox(tmp_path, extra_args=["--no-such-flag"]).start(force_build=False)
+async def test_the_words_of_squashfuse_are_the_errors_text(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path)):
+        image = sif_of(tmp_path)
+    cut = tmp_path / "environment" / "cut.sif"
+    cut.write_bytes(image.read_bytes()[: 1 << 20])
+    sandbox = make_sandbox(tmp_path, dockerfile=None, config={"docker_image": "cut.sif"})
+    with pytest.raises(SandboxStartError, match="squashfuse"):
+        await sandbox.start(force_build=False)
 
 
 async def test_many_that_need_one_image_build_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -136,17 +167,15 @@ async def test_many_that_need_one_image_build_it_once(tmp_path: Path, caplog: py
             await sandbox.stop(delete=True)
 
 
-async def test_a_sandbox_that_is_killed_from_outside_is_lost(tmp_path: Path) -> None:
+async def test_a_sandbox_whose_image_is_served_no_more_is_lost(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
         command = asyncio.ensure_future(sandbox.exec("sleep 1000"))
         await output(sandbox, "until pgrep -x sleep; do sleep 0.05; done")
         assert await sandbox.is_up()
-        container = sandbox._sandbox  # pyright: ignore[reportPrivateUsage]  # only a test kills it
-        assert container is not None
-        assert container._process is not None  # pyright: ignore[reportPrivateUsage]  # as above
-        container._process.kill()  # pyright: ignore[reportPrivateUsage]  # as above
-        result = await command
-        assert result.return_code != 0
+        [serving] = served_by(sif_of(tmp_path))
+        os.kill(serving, signal.SIGKILL)
+        with pytest.raises(SandboxLostError, match="program that serves its files"):
+            await command
         assert not await sandbox.is_up()
         with pytest.raises(SandboxLostError):
             await sandbox.exec("true")
@@ -155,8 +184,8 @@ async def test_a_sandbox_that_is_killed_from_outside_is_lost(tmp_path: Path) -> 
 async def test_an_episode_is_solved_and_graded_in_a_pristine_view(task_dir: Path) -> None:
     config = task_dir / "task.toml"
     config.write_text(f'{config.read_text()}[metadata]\nverify_paths = ["/srv/answer"]\n')
-    environment = TerminalEnvConfig(task_dir=task_dir, sandbox="apptainer", confirm_task_complete=False)
-    async with AsyncTerminalGymEnv(environment) as env:
+    settings = TerminalEnvConfig(task_dir=task_dir, sandbox="apptainer", confirm_task_complete=False)
+    async with AsyncTerminalGymEnv(settings) as env:
         await env.reset()
         cheat = "printf '#!/bin/sh\\necho done\\n' > /usr/local/bin/cat; chmod 755 /usr/local/bin/cat\n"
         await env.step([(cheat, 5.0)])
@@ -171,10 +200,10 @@ async def test_an_episode_is_solved_and_graded_in_a_pristine_view(task_dir: Path
 async def test_what_runs_on_is_there_for_the_verifier_and_writes_no_verdict(task_dir: Path) -> None:
     judge = "#!/bin/bash\npgrep -f '[s]leep 1007' >/dev/null; echo $((1 - $?)) > /logs/verifier/reward.txt; sleep 0.5\n"
     (task_dir / "tests/test.sh").write_text(judge)
-    environment = TerminalEnvConfig(task_dir=task_dir, sandbox="apptainer", confirm_task_complete=False)
+    settings = TerminalEnvConfig(task_dir=task_dir, sandbox="apptainer", confirm_task_complete=False)
     forges = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
     moves = f"mv /logs/verifier /logs/$RANDOM; {forges}; mv /tests /$RANDOM"
-    async with AsyncTerminalGymEnv(environment) as env:
+    async with AsyncTerminalGymEnv(settings) as env:
         for left, paid in (("sleep 1007", 1), (f"bash -c '{FORGER}'", 0), (f"bash -c 'while :; do {moves}; done'", 0)):
             await env.reset()
             await env.step([(f"setsid {left} >/dev/null 2>&1 </dev/null &\n", 5.0)])
@@ -231,3 +260,44 @@ async def test_an_id_that_roots_sandbox_has_not_is_the_tasks_fault_at_the_start(
     with pytest.raises(TaskError, match=r"2000000000.*lower ids.*--env docker"):
         async with AsyncTerminalGymEnv(config) as env:
             await env.reset()
+
+
+PING = """
+import socket
+for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):
+    try:
+        with socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP) as echo:
+            echo.settimeout(10)
+            echo.sendto(bytes((8, 0, 0xF7, 0xFE, 0, 0, 0, 1)), ("127.0.0.1", 0))
+            print("answered", len(echo.recv(100)))
+    except PermissionError:
+        print("refused")
+"""
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("make", [local.make_sandbox, make_sandbox], ids=["local", "apptainer"])
+async def test_ping_works_without_raw_sockets_which_root_is_refused_too(tmp_path: Path, make: Any) -> None:
+    async with running(make(tmp_path)) as sandbox:
+        for user in ("root", "dev"):
+            done = await sandbox.exec(f"python3 -c '{PING}'", user=user)
+            assert done.stdout == "answered 8\nrefused\n", (user, done)
+
+
+async def test_the_machines_network_gives_no_raw_sockets(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, network_policy=PUBLIC)) as sandbox:
+        for looks in (("readlink", "/proc/self/ns/net"), ("cat", "/etc/resolv.conf")):
+            seen = subprocess.run(looks, capture_output=True, text=True, check=True).stdout  # noqa: ASYNC221  # at once
+            assert await output(sandbox, " ".join(looks)) == seen.rstrip("\n")
+        assert "answered" not in (await output(sandbox, f"python3 -c '{PING}'")).splitlines()[1]
+
+
+@pytest.mark.local
+async def test_a_network_of_its_own_can_be_switched(tmp_path: Path) -> None:
+    sandbox = make_sandbox(tmp_path, network="task", network_policy=PUBLIC)
+    async with running(sandbox):
+        assert sandbox.capabilities.dynamic_network_policy
+        devices = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '"
+        assert (await output(sandbox, devices)).split() == ["lo", "tap0"]
+        await sandbox.set_network_policy(NetworkPolicy(network_mode=NetworkMode.NO_NETWORK))
+        assert (await output(sandbox, devices)).split() == ["lo"]

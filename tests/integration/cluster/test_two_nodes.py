@@ -112,7 +112,10 @@ def test_a_call_that_kills_its_workers_fails_in_the_end(nodes: Nodes, tmp_path: 
         future = pool.submit(play_group, config, "group_0", tmp_path / "run", 1)
         with pytest.raises(SandboxLostError, match="lost its worker 2 times"):
             future.result(timeout=PATIENCE_SEC)
-        assert pool.reruns == 1
+        idle = pool.submit(os.getpid).result(timeout=PATIENCE_SEC)
+        os.kill(idle, signal.SIGKILL)
+        assert pool.submit(os.getpid).result(timeout=PATIENCE_SEC) != idle
+        assert pool.reruns == 1, "a worker that is lost while it is idle costs no call an attempt"
     assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
 
 

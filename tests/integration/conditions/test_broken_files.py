@@ -16,7 +16,7 @@ from harbor_gym.adapters.tinker.training.folder import write_run_config
 from harbor_gym.cli.main import app
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes.images import build
-from harbor_gym.sandboxes.images.debian_base import is_whole_tar
+from tests.helpers.bases import is_whole_tar
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 

@@ -19,7 +19,7 @@ from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight
 from harbor_gym.sandboxes.images.base_images import resolve_base
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar, make_base
+from tests.helpers.bases import ensure_base_tar, make_base
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.engines import require_engine
 from tests.helpers.recipe_runs import run_here
@@ -129,7 +129,7 @@ def test_a_run_that_can_not_be_kept_is_one_line(is_full: bool, tmp_path: Path) -
         done = run_here(*words, "--log-path", run)
     why = "No space left on device: free some space there" if is_full else "Read-only file system: make it writable"
     refused = f"{run} can't be the run's folder: {run}: {why}, or name another folder\n"
-    assert (done.returncode, done.stderr) == (2, f"harbor-gym train: {refused}")
+    assert (done.returncode, done.stderr) == (2, f"error: {refused}")
 
 
 def test_a_full_disk_that_an_error_does_not_name_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +150,7 @@ def test_doctor_goes_on_and_says_which_sandboxes_can_not_be_used(tmp_path: Path)
     with disk(tmp_path / "disk", is_full=False) as place:
         done = harbor_gym("doctor", HARBOR_GYM_CACHE=place / "cache")
     assert done.returncode == 1
-    assert "--env local can NOT be used" in done.stdout
-    assert "set HARBOR_GYM_CACHE to a folder on a disk with room" in done.stdout
+    assert "to use --env local: set HARBOR_GYM_CACHE to a folder on a disk with room" in done.stdout
     assert "Traceback" not in done.stderr
 
 

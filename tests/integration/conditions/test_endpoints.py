@@ -17,6 +17,7 @@ from harbor_gym.cli.main import app
 from harbor_gym.evaluation import first
 from harbor_gym.report import write_page
 from harbor_gym.samplers import statuses
+from harbor_gym.transcripts import RESULT_NAME
 from tests.helpers.certificates import write_certificate
 from tests.helpers.engine_double import EngineDouble, Mode, in_turn, serve
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
@@ -67,17 +68,14 @@ async def evaluate(double: EngineDouble, tmp_path: Path, *more: str) -> Ended:
 @pytest.mark.parametrize(
     ("mode", "says"),
     [
-        (400, "status 400: refused for a reason"),
         (408, "status 408: refused for a reason"),
         (409, "status 409: refused for a reason"),
         (429, "status 429: refused for a reason"),
         (500, "status 500: refused for a reason"),
         (502, "status 502: refused for a reason"),
-        ("HTML", "did not answer with JSON, but with <html> <head>"),
         ("HTML 502", "status 502: <html> <head><title>Welcome</title></head> <body>nginx</body> </html>"),
         ("bad UTF-8", "did not answer with JSON, but with"),
         ("empty", "did not answer with JSON, but with no text"),
-        ("no message", "holds no single message"),
         ("cut", "can't be reached: Response payload is not completed"),
     ],
 )
@@ -87,13 +85,21 @@ async def test_an_evaluation_without_a_result_fails(
     async with serving(monkeypatch, always=mode) as double:
         ended = await evaluate(double, tmp_path)
     assert ended.code == 1
-    assert ended.error.startswith(f"harbor-gym eval: no result: all of {EPISODES} episodes were lost: SamplerError: ")
+    assert ended.error.startswith(f"error: no result: all of {EPISODES} episodes were lost: SamplerError: ")
     assert ended.error.count("\n") == 1
     assert says in ended.error
     assert ended.printed.count(says) == EPISODES, "one line a lost episode"
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
     for private in ("_Unreachable", "StatusError", "in 0 s"):
         assert private not in ended.printed + ended.error + caplog.text
+
+
+async def test_json_is_all_that_standard_output_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch) as double:
+        ended = await evaluate(double, tmp_path, "--json", "-o", str(tmp_path / "kept"))
+    assert ended.code == 0, ended.error
+    assert json.loads(ended.printed) == json.loads((tmp_path / "kept" / RESULT_NAME).read_text())
+    assert "pass@1" in ended.error
 
 
 @pytest.mark.parametrize("mode", [401, 403, 404, "unknown model"])
@@ -109,7 +115,29 @@ async def test_what_can_not_change_ends_the_evaluation_in_its_first_sandbox(
     assert "refused for a reason" in ended.error
 
 
-@pytest.mark.parametrize("mode", [408, 409, 413, 425, 429, 500, 502, "HTML", "HTML 502", "bad UTF-8", "cut", "empty"])
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        (400, "status 400: refused for a reason"),
+        ("HTML", "did not answer with JSON, but with <html> <head>"),
+        ("no message", "holds no single message"),
+    ],
+)
+@pytest.mark.parametrize(
+    "more", [[], ["--rollout-executor", "process", "--n-concurrent", "1"]], ids=["here", "process"]
+)
+async def test_an_answer_that_stays_is_asked_for_twice(
+    mode: Mode, says: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(monkeypatch, always=mode) as double:
+        ended = await evaluate(double, tmp_path, *more)
+    assert (ended.code, len(double.requests)) == (2, 2), ended.error
+    assert ended.error.startswith("error: ")
+    assert says in ended.error
+    assert ended.error.count("\n") == 1
+
+
+@pytest.mark.parametrize("mode", [408, 409, 413, 425, 429, 500, 502, "HTML 502", "bad UTF-8", "cut", "empty"])
 async def test_what_may_pass_is_asked_again_within_the_episode(
     mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +219,7 @@ async def test_an_evaluation_is_kept_and_names_what_shows_it(tmp_path: Path, mon
     assert len(list((folder / "transcripts").rglob("episode_*.json"))) == EPISODES
     report = await asyncio.to_thread(CliRunner().invoke, app, ["report", str(folder)])
     assert report.stdout == f"{folder / 'report.html'}: {EPISODES} episodes\n"
-    head, _, _ = (folder / "report.html").read_text(encoding="utf-8").partition("</header>")
+    head = (folder / "report.html").read_text(encoding="utf-8")
     shown = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", head))
     assert {name: shown[name] for name in ("model", "tasks", "solved", "pass@1", "mean reward")} == {
         "model": "m",
@@ -214,9 +242,11 @@ async def test_the_page_of_an_evaluation_groups_its_failures(tmp_path: Path, mon
         assert (await evaluate(double, tmp_path, "--output", str(tmp_path / "out"), "--episodes", "5")).code == 0
     page = await asyncio.to_thread(lambda: write_page(tmp_path / "out").path.read_text(encoding="utf-8"))
     rows = re.findall(
-        "<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", page.partition("</header>")[0]
+        '<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td class="number">(.*?)</td><td>(.*?)</td></tr>',
+        page.partition('class="failures"')[2],
     )
-    assert [(row[0], row[2], row[3]) for row in rows] == [
+    which = [", ".join(re.findall("<a href[^>]*>(.*?)</a>", row[4])) for row in rows]
+    assert [(row[0], row[3], links) for row, links in zip(rows, which, strict=True)] == [
         ("not solved", "3", "episode 1 of task, episode 2 of task, episode 3 of task"),
         ("lost", "2", "episode 4 of task, episode 5 of task"),
     ]
@@ -227,7 +257,7 @@ async def test_the_page_of_an_evaluation_groups_its_failures(tmp_path: Path, mon
     (tmp_path / "out/eval.json").unlink()
     page = await asyncio.to_thread(lambda: write_page(tmp_path / "out").path.read_text(encoding="utf-8"))
     assert "<dt>state</dt><dd>not finished</dd>" in page
-    assert "<td>not solved</td><td>completed</td><td>3</td>" in page
+    assert re.search('<td>not solved</td><td>completed</td><td>.*?</td><td class="number">3</td>', page)
 
 
 async def test_a_transcript_tells_how_long_its_episode_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

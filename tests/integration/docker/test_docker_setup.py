@@ -54,6 +54,18 @@ async def settings(image: str) -> dict[str, Any]:
     return {"Labels": labels, **{key: config.get(key) or None for key in names}}
 
 
+async def test_a_failing_dockerfile_is_built_once(tmp_path: Path, name: str) -> None:
+    task = make_task(tmp_path / "one", name, f"FROM {BASE}\nRUN cat /proc/sys/kernel/random/uuid; exit 42\n")
+
+    async def failure() -> str:
+        with pytest.raises(SandboxStartError, match="does not build") as failed:
+            async with started(task, name):
+                pass
+        return str(failed.value)
+
+    assert await failure() == await failure(), "a second build prints another number"
+
+
 async def test_many_starts_share_one_set_up_and_the_settings_of_the_image(tmp_path: Path, name: str) -> None:
     command = f"date +%N >>/srv/runs; id -un >/srv/who; pwd >>/srv/who; echo [$GIVEN] >>/srv/who; : {name}"
 
@@ -111,7 +123,7 @@ async def test_a_set_up_that_fails_reports_its_output_and_leaves_nothing(tmp_pat
         async with started(task, name, setup_command="echo last words >&2; exit 3"):
             pass
     assert leftovers(name) == []
-    with pytest.raises(UsageError, match="setup_command is empty"):
+    with pytest.raises(UsageError, match="setup_command: must not be empty"):
         async with started(make_task(tmp_path / "two", name), name, setup_command=" "):
             pass
 

@@ -13,7 +13,7 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.checking.doctor import examine
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 from harbor_gym.sandboxes import environment_config, parse_options, preflight, sandbox_names
-from harbor_gym.sandboxes.local.snapshots import ImageOptions
+from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from tests.helpers.engines import require_engine
 
@@ -174,4 +174,4 @@ def test_an_option_that_the_sandbox_does_not_have_is_refused(name: str) -> None:
 
 def test_an_image_and_a_dockerfile_to_build_are_refused_together() -> None:
     with pytest.raises(UsageError, match="build_dockerfile"):
-        ImageOptions(image="debian", build_dockerfile=True)
+        LocalOptions.taken_from({"image": "debian", "build_dockerfile": True})

@@ -12,8 +12,8 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalConfig, TerminalEnvConfig
 from harbor_gym.episode.grading import breakage, cleanup
 from harbor_gym.errors import VerifierError
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.types import EpisodeInfo
+from tests.helpers.bases import ensure_base_tar
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.rootless import rootless_user, run_as

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, override
 import pytest
 from harbor.environments.base import ExecResult
 
-from harbor_gym.bench.episode import SCRIPT
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.benchmarks.episode import SCRIPT
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.tasks import write_task
 

@@ -16,8 +16,8 @@ from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym._runtime.procfs import descendants, text_or_empty
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxError, SandboxLostError, UsageError
-from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import SandboxDump
+from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.terminal import TmuxTerminal, open_terminal
 from harbor_gym.types import Command, StepResult
 from tests.helpers.copies import config_of, copied, typed

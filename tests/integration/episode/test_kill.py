@@ -22,8 +22,8 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym._runtime.owners import owner_label
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.labels import OWNER_LABEL
-from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM
 from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
+from harbor_gym.sandboxes.supervisor.network import NETWORK_PROGRAM
 from tests.helpers.engines import require_engine
 from tests.helpers.hostile.first_words import start_network
 from tests.helpers.paths import ROOT

@@ -10,11 +10,11 @@ from pathlib import Path
 import libtmux
 import pytest
 
-from harbor_gym.bench.implementations import TRANSPORTS, terminal_config
-from harbor_gym.sandboxes.local import own_ids
+from harbor_gym.sandboxes.supervisor import own_ids
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.terminal.recording import CastRecorder
 from harbor_gym.types import Command
+from tests.benchmarks.steps import TRANSPORTS, terminal_config
 from tests.helpers.engines import require_engine
 from tests.helpers.recordings import replay
 from tests.helpers.sandboxes.terminal_environments import LocalSandbox, start_local

@@ -13,8 +13,9 @@ from harbor.environments.base import ExecResult
 
 from harbor_gym import EndReason
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
-from harbor_gym.sandboxes.local import LocalEnvironment, own_ids
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.piped import PipedCommand
+from harbor_gym.sandboxes.supervisor import own_ids
 from tests.helpers.harbor_trials import graded_in, run_episode
 from tests.helpers.paths import ROOT
 from tests.helpers.rootless import run_rootless

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
+from tests.helpers.bases import ensure_base_tar
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import BASE
@@ -113,7 +113,7 @@ async def test_an_old_builder_builds_as_docker_or_refuses_by_name(tmp_path: Path
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    run(sys.executable, "-m", "harbor_gym", "base", BASE)
+    run(sys.executable, ".ci/bases.py", BASE)
     made = "cd $0 && buildah bud --format docker --isolation chroot --pull-never -q -t localhost/$1 ."
     for name, lines in {
         "volumes": "FROM scratch\nVOLUME /data\n",

@@ -17,8 +17,8 @@ from harbor.models.trial.config import ServiceVolumeConfig
 
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.supervisor.client import SupervisedSandbox
 from harbor_gym.terminal import Leftovers
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
@@ -152,7 +152,7 @@ async def test_a_sandbox_without_processes_is_stopped_once_until_a_command_runs_
     assert asked == ["baseline", "stop"]
     await sandbox.is_dir("/tmp")
     await cleanup.stop_processes(sandbox, baseline)
-    assert asked == ["baseline", "stop", "look"]
+    assert asked == ["baseline", "stop", "path_kind"]
     await sandbox.exec("setsid sleep 1006 >/dev/null 2>&1 &")
     assert (await cleanup.stop_processes(sandbox, baseline)).processes == 1
     late = sandbox.exec_argv("setsid sleep 1007 >/dev/null 2>&1 &", cwd="/")
@@ -243,7 +243,7 @@ async def test_nothing_is_asked_of_a_sandbox_about_log_directories_that_its_poli
         await carry(self, spec, work)
 
     async def look_noted(self: SupervisedSandbox, work: str, *args: Any, **kwargs: Any) -> Any:
-        asked.extend([work] if work == "look" else [])
+        asked.extend([work] if work == "path_kind" else [])
         return await look(self, work, *args, **kwargs)
 
     monkeypatch.setattr(SupervisedSandbox, "carry", carry_noted)
@@ -263,7 +263,7 @@ async def test_nothing_is_asked_of_a_sandbox_about_log_directories_that_its_poli
     assert await sandbox.is_dir(_ARTIFACTS)
     await sandbox.download_dir(_ARTIFACTS, tmp_path / "artifacts")
     assert (tmp_path / "artifacts" / ".x").read_text(encoding="utf-8") == "x\n"
-    assert asked == ["look", "look", f"download_dir {_ARTIFACTS}"]
+    assert asked == ["path_kind", "path_kind", f"download_dir {_ARTIFACTS}"]
 
     # What comes in later is found: by an upload, by a command, and by directories that are changed.
     await sandbox.upload_dir(full, f"{_AGENT}/below")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from harbor_gym._runtime.rootless import is_rootless
-from harbor_gym.sandboxes.local.network import NAME_SERVER, closed_networks
+from harbor_gym.sandboxes.supervisor.network import NAME_SERVER, closed_networks
 from tests.helpers.sandboxes.program import run_in_program
 
 pytestmark = pytest.mark.local
@@ -22,7 +22,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
     set(SIOCSIFFLAGS, b"lo", struct.pack("h", IFF_UP))
     for name, address in ((b"lo:1", "203.0.113.7"), (b"lo:2", "198.51.100.9")):
         set(SIOCSIFADDR, name, struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(address)))
-from harbor_gym.sandboxes.local.network import closed_networks
+from harbor_gym.sandboxes.supervisor.network import closed_networks
 print(json.dumps([closed_networks(has_private=has_private) for has_private in (False, True)]))
 """
 """Looks in a network namespace of its own, where a machine's addresses can be made up."""

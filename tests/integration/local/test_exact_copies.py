@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -11,8 +12,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.local import criu, own_ids
+from harbor_gym.sandboxes.local import criu
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.supervisor import own_ids
 from tests.helpers.hostile import first_words
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
@@ -206,6 +208,20 @@ async def test_a_copied_process_has_the_rights_and_limits_of_its_parent(
             for who in ("self", root)
         ]
         assert own == of_copied
+
+
+async def test_a_copy_runs_on_processors_of_its_own(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs a machine with two processors")
+    options: dict[str, Any] = {"config": {"cpus": 1}}
+    async with running(make_sandbox(tmp_path, forkable=True, **options)) as sandbox:
+        await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
+        root = await start(sandbox, _FORKS)
+        look = f"grep -h Cpus_allowed_list /proc/*/task/*/status | cut -f 2 | sort -u; test -e /proc/{root}"
+        async with copied(sandbox, root, tmp_path, **options) as copy:
+            of_parent, of_copy = await output(sandbox, look), await output(copy, look)
+    assert {of_parent, of_copy} <= set(map(str, os.sched_getaffinity(0)))
+    assert of_parent != of_copy
 
 
 _SYSTEM_V = {"shm": "shmget(7, 4096, 01600)", "sem": "semget(7, 1, 01600)", "msg": "msgget(7, 01600)"}

@@ -14,8 +14,8 @@ import pytest
 from harbor_gym._runtime.procfs import descendants
 from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.local import own_ids
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.supervisor import own_ids
 from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running

@@ -13,9 +13,9 @@ import pytest
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM
+from harbor_gym.sandboxes.supervisor import cgroups
+from harbor_gym.sandboxes.supervisor.network import NETWORK_PROGRAM
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC, eventually
 from tests.helpers.sandboxes.local import output
@@ -101,9 +101,21 @@ _ATTEMPTS = [
 
 async def test_root_inside_can_not_change_the_machine(sandbox: LocalEnvironment) -> None:
     assert [command for command in _ATTEMPTS if (await sandbox.exec(command)).return_code == 0] == []
-    assert await output(sandbox, "ls -A /sys; ls /dev | tr '\\n' ' '") == (
+    assert await output(sandbox, "ls /dev | tr '\\n' ' '") == (
         "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
     )
+
+
+async def test_sys_has_the_processors_by_number_and_nothing_else(sandbox: LocalEnvironment) -> None:
+    assert await output(sandbox, "cd /sys && find . -mindepth 1 ! -path './fs*' | sort") == (
+        "./block\n./dev\n./dev/block\n./devices\n./devices/system\n./devices/system/cpu\n"
+        "./devices/system/cpu/online\n./devices/system/cpu/possible\n./devices/system/cpu/present"
+    )
+    assert await output(sandbox, "lscpu --parse=CPU | grep -vc '^#'; getconf _NPROCESSORS_ONLN") == (
+        f"{os.cpu_count()}\n{os.cpu_count()}"
+    )
+    assert await output(sandbox, "lsblk --noheadings") == ""
+    assert (await sandbox.exec("echo 0 > /sys/devices/system/cpu/online")).return_code != 0
 
 
 async def test_no_process_of_the_host_can_be_signalled(sandbox: LocalEnvironment) -> None:

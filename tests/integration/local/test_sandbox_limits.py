@@ -15,8 +15,8 @@ from harbor.models.trial.config import ResourceMode
 
 from harbor_gym._runtime.owners import owner_label
 from harbor_gym.errors import SandboxLostError, SandboxMemoryError, UsageError
-from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 from harbor_gym.sandboxes.supervisor.program.core_files import PATTERN
 from tests.helpers.patience import PATIENCE_SEC
@@ -116,6 +116,45 @@ async def test_processor_time_is_bounded(tmp_path: Path) -> None:
         # Periods are counted while processes of a group with a quota run. How many are cut depends on the neighbours.
         counted = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
         assert int(counted["nr_periods"]) > 0
+
+
+_COUNTS = (
+    "nproc; getconf _NPROCESSORS_ONLN; lscpu --parse=CPU | grep -vc '^#'; "
+    "python3 -c 'import os; print(len(os.sched_getaffinity(0)), os.cpu_count())'"
+)
+_ALLOWED = "grep Cpus_allowed_list /proc/1/status /proc/self/status | cut -f 2 | sort -u"
+
+
+@pytest.fixture
+def two_processors() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs a machine with two processors")
+
+
+@pytest.mark.usefixtures("two_processors")
+async def test_programs_count_the_processors_of_the_task(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, config={"cpus": 1})) as sandbox:
+        assert set((await output(sandbox, _COUNTS)).split()) == {"1"}
+        (allowed,) = (await output(sandbox, _ALLOWED)).splitlines()
+        entered = sandbox.exec_argv(_ALLOWED)
+        assert (await asyncio.to_thread(subprocess.check_output, entered, text=True)).split() == [allowed]
+        await sandbox.enter_verifier_view([])
+        assert set((await output(sandbox, _COUNTS)).split()) == {"1"}
+        assert await output(sandbox, _ALLOWED) == allowed
+
+
+@pytest.mark.usefixtures("two_processors")
+async def test_sandboxes_are_spread_over_the_processors(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path / "first", config={"cpus": 1})) as first:
+        taken = await output(first, _ALLOWED)
+        for name in ("second", "third"):  # the second's end frees its processor
+            async with running(make_sandbox(tmp_path / name, config={"cpus": 1})) as other:
+                assert await output(other, _ALLOWED) != taken
+        machine = str(len(os.sched_getaffinity(0)))
+        for name, cpus, processor_set in (("whole", 64, True), ("off", 1, False)):
+            sandbox = make_sandbox(tmp_path / name, config={"cpus": cpus}, processor_set=processor_set)
+            async with running(sandbox) as other:
+                assert await output(other, "nproc") == machine
 
 
 async def test_files_are_bounded_in_size_and_number(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from harbor.trial.trial import Trial
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxLostError, UsageError
-from harbor_gym.sandboxes import environment_config
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
-from harbor_gym.sandboxes.local import client, options
+from harbor_gym.sandboxes import environment_config, namespaced
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, own_addresses
+from harbor_gym.sandboxes.supervisor import options
 from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
+from harbor_gym.sandboxes.supervisor.network import NETWORK_PROGRAM, own_addresses
+from tests.helpers.bases import ensure_base_tar
 from tests.helpers.hostile import first_words
 from tests.helpers.hostile.first_words import DEVICES, PUBLIC, network_processes
 from tests.helpers.paths import ROOT
@@ -265,12 +265,12 @@ async def test_the_network_process_is_unseen_inside_and_dies_with_the_sandbox(tm
 async def test_a_network_that_does_not_start_is_the_machines_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = client.find_program
+    find = namespaced.find_program
 
     def find_another(program: str) -> str | None:
         return "/bin/false" if program == NETWORK_PROGRAM else find(program)
 
-    monkeypatch.setattr(client, "find_program", find_another)
+    monkeypatch.setattr(namespaced, "find_program", find_another)
     async with running(make_sandbox(tmp_path, network_policy=PUBLIC, private_network=True)) as sandbox:
         with pytest.raises(SandboxLostError, match="slirp4netns gives no network"):
             await first_words.connect(sandbox, 1)
@@ -278,7 +278,7 @@ async def test_a_network_that_does_not_start_is_the_machines_failure(
 
 async def test_a_network_that_starts_late_loses_no_packet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself the kernel would ask for the gateway for three seconds, and then drop the packets."""
-    find = client.find_program
+    find = namespaced.find_program
     late = tmp_path / "late"
     late.write_text(f'#!/bin/sh\nsleep 4\nexec {find(NETWORK_PROGRAM)} "$@"\n')
     late.chmod(0o755)
@@ -286,7 +286,7 @@ async def test_a_network_that_starts_late_loses_no_packet(tmp_path: Path, monkey
     def find_late(program: str) -> str | None:
         return str(late) if program == NETWORK_PROGRAM else find(program)
 
-    monkeypatch.setattr(client, "find_program", find_late)
+    monkeypatch.setattr(namespaced, "find_program", find_late)
     made = make_sandbox(tmp_path / "sandbox", network_policy=PUBLIC, private_network=True)
     async with first_words.echoing() as echo, running(made) as sandbox:
         assert await first_words.send(sandbox, echo.port) == "0 1 2"

@@ -15,12 +15,13 @@ from harbor.models.environment_type import EnvironmentType
 from typer.testing import CliRunner
 
 from harbor_gym._runtime import rootless
+from harbor_gym._runtime.console.progress import shown_by
 from harbor_gym.checking import doctor
 from harbor_gym.cli.main import app
-from harbor_gym.embedded import interpreter
+from harbor_gym.embedded import interpreter, needs
 from harbor_gym.errors import MissingDependencyError
-from harbor_gym.sandboxes.images.debian_base import make_base
 from harbor_gym.sandboxes.supervisor.program import core_files
+from tests.helpers.bases import make_base
 from tests.helpers.engines import require_engine
 from tests.helpers.recipe_runs import run_here
 from tests.unit.house.test_cli import run
@@ -158,10 +159,8 @@ def test_the_training_server_is_looked_for_as_a_training_does(
         return python
 
     monkeypatch.setattr(interpreter, "server_python", find)
-    monkeypatch.setattr(doctor, "examine", list)
-    done = CliRunner().invoke(app, ["doctor", "--json"])
-    (found,) = json.loads(done.stdout)["findings"]
-    assert (found["what"], found["ok"]) == ("training server", python is not None)
+    found = _of_training("server")
+    assert found["ok"] == (python is not None)
     assert "harbor-gym server install" in found["fix"] if python is None else found["note"] == python
 
 
@@ -170,12 +169,71 @@ def test_a_cache_that_can_not_be_used_does_not_end_the_search_for_the_training_s
 ) -> None:
     monkeypatch.setenv("HARBOR_GYM_CACHE", "/proc/cache")
     monkeypatch.setattr(interpreter, "SKYRL_VERSION", "0")  # this environment has the server itself
-    monkeypatch.setattr(doctor, "examine", list)
-    done = CliRunner().invoke(app, ["doctor", "--json"])
-    (found,) = json.loads(done.stdout)["findings"]
-    assert (found["what"], found["ok"], found["is_needed"]) == ("training server", False, False)
+    found = _of_training("server")
+    assert not found["ok"]
     assert "/proc/cache can't be used" in found["note"]
     assert found["fix"] == "set HARBOR_GYM_CACHE to a folder that can be written to"
+
+
+def test_what_a_training_lacks_and_how_long_its_server_started_is_said_beforehand(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path))
+    assert _of_training("last start of the server")["note"].startswith("none yet")
+    (tmp_path / "last-server-start.json").write_text('{"seconds": 53.2, "model_dir": "/m", "when": "2026-11-29T10:00"}')
+    assert _of_training("last start of the server")["note"] == "53 s, at 2026-11-29T10:00"
+    assert _of_training("extras")["ok"]
+    assert _of_training("memory")["ok"]
+    monkeypatch.setattr(needs, "MEMORY_MB", 1 << 40)
+    monkeypatch.setattr(needs, "MODULES", ("tinker", "no_such_module"))
+    monkeypatch.setattr(interpreter, "SKYRL_VERSION", "0")
+    done = CliRunner().invoke(app, ["doctor", "--train"])
+    assert done.exit_code == 1
+    rows = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("train  ")}
+    assert 'MISSING  no no_such_module -> pip install "harbor-gym[tinker,server]"' in rows["extras"]
+    assert rows["server"].endswith(
+        'not installed -> pip install "harbor-gym[tinker,server]" && harbor-gym server install'
+    )
+    assert f"free {1 << 40} MiB" in rows["memory"]
+    assert done.stdout.endswith("train --backend local can NOT be used\n")
+
+
+def _of_training(what: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["doctor", "--train", "--json"])
+    (found,) = (item for item in json.loads(done.stdout)["findings"] if item["what"] == what)
+    return found
+
+
+def test_the_answer_is_five_lines_and_all_of_it_on_demand(tmp_path: Path) -> None:
+    lacking = run("doctor", PATH=str(tmp_path), TINKER_API_KEY="")
+    local, docker, here, service, rest = lacking.stdout.splitlines()[1:]
+    assert lacking.stdout.startswith("you can play, check and evaluate tasks on ")
+    assert local.startswith("to use --env local: apt-get install -y ")
+    assert docker == "to use --env docker: apt-get install -y docker.io (docker: not installed)"
+    assert "train here" in here
+    assert service.startswith("to train with the Tinker service: export TINKER_API_KEY=")
+    assert rest.endswith("harbor-gym doctor --all shows everything, --train what training here needs")
+    whole = run("doctor", "--all", PATH=str(tmp_path)).stdout
+    assert all(re.search(rf"^{area} ", whole, re.MULTILINE) for area in ("local", "docker", "train", "other"))
+
+
+def test_a_search_that_takes_long_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harbor_gym.cli.shared.SLOW_SEC", 0)
+    monkeypatch.setattr("harbor_gym.cli.shared._is_watched", lambda: True)
+    shown: list[tuple[str, int | None]] = []
+    with shown_by(lambda phase, _done, total, _detail: shown.append((phase, total))):
+        assert CliRunner().invoke(app, ["doctor", "--train"]).exit_code in (0, 1)
+    assert {phase for phase, _ in shown} == {"looking at this machine"}
+    assert shown[-1][1] == 1, "its end"
+
+
+@pytest.mark.local
+def test_a_machine_that_has_everything_is_told_in_at_most_five_lines() -> None:
+    require_engine("local")
+    done = run_here("doctor")
+    first, *others = done.stdout.splitlines()
+    assert first.startswith("you can play, check and evaluate tasks on local")
+    assert len(others) <= 4
 
 
 def test_a_kind_is_usable_when_it_has_all_that_it_needs() -> None:

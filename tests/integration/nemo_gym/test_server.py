@@ -47,20 +47,6 @@ def engine(*answers: str) -> EngineDouble:
     return EngineDouble(Script(*(answers or ANSWERS), repeats=True))
 
 
-async def test_a_row_in_and_a_verified_row_out(root: Path) -> None:
-    model = engine()
-    row = {"instance_id": "a::one", "responses_create_params": {"input": [], "temperature": 0.5}}
-    status, answer = await post(make(root, model), row)
-    assert status == 200
-    assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (1.0, False, None)
-    assert (answer["end_reason"], answer["verifier/reward"]) == ("completed", 1.0)
-    assert [item["role"] for item in answer["responses_create_params"]["input"]] == ["system", "user"]
-    assert answer["responses_create_params"]["temperature"] == model.requests[0]["temperature"] == 0.5
-    sequence = read_as_trainer(answer["response"]["output"])
-    sampled = [token for token, own in zip(sequence.completion, sequence.mask, strict=True) if own]
-    assert "".join(map(chr, sampled)) == "".join(f"{text}\0" for text in ANSWERS)
-
-
 async def test_nemo_gyms_export_takes_no_conversation_of_a_terminal(root: Path) -> None:
     """The statement of docs/nemo_gym.md on ATIF: it holds for all that an agent server could report of an episode."""
     from nemo_gym.atif_export import AtifExportError, gym_rollout_to_atif
@@ -84,26 +70,6 @@ async def test_nemo_gyms_export_takes_no_conversation_of_a_terminal(root: Path) 
         gym_rollout_to_atif(rollout, session_id="run", agent_version="1")
 
 
-@pytest.mark.parametrize(
-    ("settings", "failure_kind"),
-    [
-        ({"sandbox_options": {"fail": {"start": 1}}}, "provider_unavailable"),
-        ({"sandbox_options": {"fail": {"verifier": 1}}}, "verifier_error"),
-        ({}, "harbor_gym:sampler_error"),
-    ],
-)
-async def test_what_the_infrastructure_lost_is_a_masked_row(
-    root: Path, settings: dict[str, Any], failure_kind: str
-) -> None:
-    model = engine()
-    model.modes = [] if settings else [200, *[500] * 4]
-    status, answer = await post(make(root, model, **settings), {"instance_id": "a::one"})
-    assert status == 200
-    assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (0.0, True, failure_kind)
-    assert answer["instance_config"] == {"mask_sample": True}
-    assert sum(read_as_trainer(answer["response"]["output"]).mask) > 0
-
-
 async def test_a_row_that_can_not_be_played_says_why_and_ends_nothing(root: Path) -> None:
     agent = make(root, engine())
     for row, words in (
@@ -120,12 +86,6 @@ async def test_a_row_that_can_not_be_played_says_why_and_ends_nothing(root: Path
     status, answer = await post(agent, {"instance_id": "a::one", "harbor_gym": {"no_such": 1}})
     assert (status, "no_such" in json.dumps(answer)) == (422, True), "NeMo Gym's own check of a request's form"
     assert (await post(agent, {}, "/v1/responses"))[0] == 422
-
-
-async def test_the_requests_own_settings(root: Path) -> None:
-    row = {"instance_id": "a::one", "harbor_gym": {"max_turns": 1}}
-    status, answer = await post(make(root, engine(message(DONE))), row)
-    assert (status, answer["end_reason"], answer["reward"], answer["turns"]) == (200, "max_turns", 1.0, 1)
 
 
 async def test_every_kind_is_a_word_of_nemo_gyms() -> None:

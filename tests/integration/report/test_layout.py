@@ -68,7 +68,7 @@ async def look(page: Page, url: str, ready: str, *, dark: Sequence[int] | None =
     assert len(grounds) == len(schemes)
 
 
-EPISODE = "document.querySelector('.detail h2') && [...document.images].every(image => image.naturalWidth)"
+EPISODE = "document.querySelector('.detail h2') !== null"
 
 FILES: dict[str, Callable[[Path], Path | list[Path]]] = {
     "a run": lambda folder: runs_of(folder)[0],

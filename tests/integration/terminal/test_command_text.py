@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from harbor.environments.base import BaseEnvironment
 
-from harbor_gym.bench.sandbox import started_environment
 from harbor_gym.config import TerminalConfig, TerminalEnvConfig
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.types import ActionFormat, Command
+from tests.benchmarks.sandbox import started_environment
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.terminal_environments import LONG_SEC, LocalSandbox
 from tests.helpers.tasks import BASE, write_task

@@ -13,11 +13,18 @@ import pytest
 
 from harbor_gym.embedded import demonstrator
 from harbor_gym.embedded.demonstrations import play_demonstrations, summary
-from harbor_gym.embedded.demonstrator import MOVES_PATH, Demonstrator, Script, load_script
-from harbor_gym.errors import SandboxStartError, TaskError
+from harbor_gym.embedded.demonstrator import (
+    MOVES_PATH,
+    WRITTEN_FORMATS,
+    Demonstrator,
+    Script,
+    load_script,
+    require_written,
+)
+from harbor_gym.errors import SandboxStartError, TaskError, UsageError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.types import EndReason
+from harbor_gym.types import ActionFormat, EndReason
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 
@@ -79,6 +86,19 @@ def test_every_move_is_a_short_message_in_one_form(script: Script) -> None:
             assert action.task_complete is (move.keystrokes is None)
             assert re.match(r'\{"analysis":"[^"]+","plan":"[^"]+","commands":\[.*\],"task_complete":', move.text())
             assert max(len(move.analysis.split()), len(move.plan.split())) <= 4
+
+
+def test_a_move_as_keystrokes_types_the_same(script: Script) -> None:
+    for move in [move for stage in script.stages.values() for move in stage.moves]:
+        action = parse_action(move.text(ActionFormat.KEYSTROKES), format=ActionFormat.KEYSTROKES)
+        assert action.error is None
+        assert [command.keystrokes for command in action.commands] == ([move.keystrokes] if move.keystrokes else [])
+        assert action.task_complete is (move.keystrokes is None)
+
+
+def test_a_format_without_demonstrations_names_those_with_some() -> None:
+    with pytest.raises(UsageError, match=r"bash-tool.*terminus-json-plain or keystrokes"):
+        require_written(ActionFormat.BASH_TOOL)
 
 
 def test_a_task_without_a_script_reports_what_to_do(task_dir: Path) -> None:
@@ -154,21 +174,25 @@ def test_a_declaration_is_confirmed(script: Script) -> None:
 
 
 @pytest.mark.local
+@pytest.mark.parametrize("action_format", WRITTEN_FORMATS)
 @pytest.mark.usefixtures("patient")
-async def test_a_conversation_is_what_the_policy_will_see(edited: Callable[[Edit], Path], nothing_left: None) -> None:
+async def test_a_conversation_is_what_the_policy_will_see(
+    edited: Callable[[Edit], Path], action_format: ActionFormat, nothing_left: None
+) -> None:
     require_engine("local")
-    [played] = await play_demonstrations(edited(only("good")), sandbox="local", episodes=1)
+    task = edited(only("good"))
+    [played] = await play_demonstrations(task, sandbox="local", episodes=1, action_format=action_format)
     assert (played.reward, played.turns, played.end_reason) == (1.0, 5, EndReason.COMPLETED)
     system, first, *turns = played.messages
     instruction = (DEVOPS / "instruction.md").read_text()
-    assert system == {"role": "system", "content": prompts.system_prompt()}
+    assert system == {"role": "system", "content": prompts.system_prompt(action_format)}
     assert first == {"role": "user", "content": prompts.first_message(instruction, PROMPT.strip())}
     assert [turn["role"] for turn in turns] == ["assistant", "user"] * 4 + ["assistant"]
     screens = [turn["content"] for turn in turns if turn["role"] == "user"]
     assert "has mode 644" in screens[0]
     assert "no spool /var/spool/ap\n" in screens[1]
     assert "app: up, spool /var/spool/app\n" in screens[2]
-    assert screens[3] == prompts.confirmation_request(PROMPT.strip())
+    assert screens[3] == prompts.confirmation_request(PROMPT.strip(), action_format)
 
 
 @pytest.mark.local

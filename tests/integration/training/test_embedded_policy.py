@@ -150,25 +150,6 @@ def test_conversations_that_are_no_episodes_are_refused(tokenizer: Any, roles: S
         warm_start.conversation_encoder(tokenizer, "qwen3")([{"role": role, "content": "x"} for role in roles])
 
 
-def test_sharing_the_prefix_changes_no_loss_and_no_gradient(tokenizer: Any) -> None:
-    import torch
-
-    rows = [warm_start.conversation_encoder(tokenizer, "qwen3")(one) for one in CONVERSATIONS[:3]]
-    shared = warm_start._shared_prefix(rows)  # pyright: ignore[reportPrivateUsage]  # the shortcut under test
-    assert shared == rows[0].learnt.index(True) - 1
-    gradients: list[Any] = []
-    losses: list[float] = []
-    for length in (0, shared):
-        model = build_model(tokenizer, hidden_size=64, layers=2)
-        loss = warm_start._losses(model, rows, length).mean()  # pyright: ignore[reportPrivateUsage]  # the shortcut under test
-        loss.backward()
-        losses.append(loss.item())
-        gradients.append([weight.grad for weight in model.parameters()])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    for whole, short in zip(*gradients, strict=True):
-        torch.testing.assert_close(whole, short, atol=1e-5, rtol=1e-3)
-
-
 def _files(directory: Path) -> Mapping[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 

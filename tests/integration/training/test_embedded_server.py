@@ -11,15 +11,16 @@ import pickle
 import signal
 import sys
 import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harbor_gym import report
+from harbor_gym._runtime.console.progress import shown_by
 from harbor_gym._runtime.procfs import all_stats
-from harbor_gym.embedded.server import TrainingServer, TrainingServerError, export_adapter
+from harbor_gym.embedded.server import TrainingServer, TrainingServerError, export_adapter, last_start
 from harbor_gym.errors import UsageError
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
@@ -35,6 +36,7 @@ pytestmark = [
 ADAPTER = "adapter_model.safetensors"
 TASK = ROOT / "tasks" / "devops_task"
 
+_SHORTER_THAN_A_START_SEC = 4.0
 _START_AND_REPORT = """
 import asyncio, pathlib, sys
 from harbor_gym.embedded.server import TrainingServer
@@ -98,6 +100,8 @@ class Served:
     """Processes of the server while it ran, and once its engine was killed."""
 
     reported: str
+    told: set[str] = field(default_factory=set[str])
+    """What the progress said beside the server's start."""
 
 
 async def _client(server: TrainingServer, *command: str | Path) -> str:
@@ -115,7 +119,9 @@ async def _client(server: TrainingServer, *command: str | Path) -> str:
 
 
 async def _serve(model_dir: Path, folder: Path) -> Served:
-    async with TrainingServer(model_dir, folder / "state", max_lora_rank=8) as server:
+    async with TrainingServer(
+        model_dir, folder / "state", max_lora_rank=8, stall_timeout_sec=_SHORTER_THAN_A_START_SEC
+    ) as server:
         pid = server.pid
         assert pid is not None
         seen = json.loads(await _client(server, "-m", "tests.helpers.embedded_client", server.base_url, model_dir))
@@ -136,11 +142,23 @@ async def _serve(model_dir: Path, folder: Path) -> Served:
 
 @pytest.fixture(scope="module")
 def served(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    return asyncio.run(_serve(model_dir, tmp_path_factory.mktemp("served")))
+    told: set[str] = set()
+    with shown_by(lambda _phase, _done, _total, detail: told.add(detail)):
+        served = asyncio.run(_serve(model_dir, tmp_path_factory.mktemp("served")))
+    return replace(served, told=told)
 
 
 def test_the_sdk_samples_trains_saves_and_resumes(served: Served, tmp_path: Path) -> None:
-    seen, state = served.seen, served.server.state_dir
+    _require_all(served.seen, served.server.state_dir, tmp_path)
+
+
+async def test_the_engine_of_transformers_classes_answers_the_same(model_dir: Path, tmp_path: Path) -> None:
+    async with TrainingServer(model_dir, tmp_path / "state", max_lora_rank=8, is_compiled=False) as server:
+        printed = await _client(server, "-m", "tests.helpers.embedded_client", server.base_url, model_dir)
+    _require_all(json.loads(printed), server.state_dir, tmp_path)
+
+
+def _require_all(seen: dict[str, Any], state: Path, tmp_path: Path) -> None:
     assert seen["lengths"] == [16, 16]
     assert seen["logprob_gap"] < 1e-4
     assert seen["scored"] == [0, None], "a log probability for each token, the first of which has none"
@@ -155,6 +173,15 @@ def test_the_sdk_samples_trains_saves_and_resumes(served: Served, tmp_path: Path
     assert (tmp_path / "adapter" / ADAPTER).stat().st_size > 1000
     with pytest.raises(UsageError, match="no checkpoint that the server in"):
         export_adapter(state, "tinker://other/best", tmp_path / "none")
+
+
+def test_a_start_that_makes_progress_may_take_any_time_and_says_what_it_does(served: Served) -> None:
+    begun = last_start()
+    assert begun is not None
+    assert begun.seconds > _SHORTER_THAN_A_START_SEC
+    assert begun.model_dir == str(served.server.model_dir)
+    words = ("importing the server's packages", "importing the engine's packages", "loading the model")
+    assert all(any(detail.startswith(word) for detail in served.told) for word in words), served.told
 
 
 def test_two_batches_of_terminus_2(served: Served) -> None:
@@ -232,9 +259,12 @@ async def test_an_interpreter_without_skyrl_is_named(model_dir: Path, tmp_path: 
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-async def test_a_start_that_takes_too_long_is_given_up(model_dir: Path, tmp_path: Path) -> None:
-    server = TrainingServer(model_dir, tmp_path / "state", startup_timeout_sec=0.2)
-    with pytest.raises(TrainingServerError, match=r"not ready after 0\.2 s"):
+async def test_a_start_without_progress_is_given_up_with_what_to_do(model_dir: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o755)
+    server = TrainingServer(model_dir, tmp_path / "state", python=str(python), stall_timeout_sec=0.5)
+    with pytest.raises(TrainingServerError, match=r"no progress for 0\.5 s, at its start: .*--server-timeout-sec"):
         await server.start()
 
 

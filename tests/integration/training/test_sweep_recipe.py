@@ -135,10 +135,21 @@ def test_flags_that_training_refuses_end_the_sweep_at_once_and_can_be_corrected(
     refused = sweep(*grid, "--env", "dokcer")
     assert refused.exit_code == 2
     assert refused.stdout == "4 runs to train, 0 finished already\n"
-    assert re.fullmatch(r"error: harbor-gym train: .*dokcer.* docker.*\n", refused.stderr)
+    assert re.fullmatch(r"error: .*dokcer.* docker.*\n", refused.stderr)
     request.getfixturevalue("trainer")
     corrected = sweep(*grid, "--env", "docker")
     assert corrected.exit_code == 0, corrected.stderr
+
+
+@pytest.mark.usefixtures("trainer")
+def test_the_task_is_named_without_a_flag_before_those_of_the_training(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    grid = ("--learning-rates", "1e-3", "--seeds", "0", "-o", str(folder))
+    done = run_recipe("sweep", *grid, str(TASK), "--group-size", "4")
+    assert done.exit_code == 0, done.stderr
+    assert f"--task-dir {TASK} --group-size 4" in (folder / "lr_0.001_seed_0" / "calls").read_text()
+    expect_refused(run_recipe("sweep", *grid, "--group-size", "4", str(TASK)), "name the task before the flags")
+    expect_refused(run_recipe("sweep", *grid), "name the task before the flags")
 
 
 @pytest.mark.parametrize("record", ["{", "{}", "[]"])
@@ -147,7 +158,7 @@ def test_a_broken_record_of_a_sweep_is_one_line(record: str, tmp_path: Path) -> 
     (tmp_path / "sweep.json").write_text(record, encoding="utf-8")
     done = run_recipe("sweep", "--task-dir", str(TASK), "--sweep-path", str(tmp_path))
     expect_refused(done, f"{tmp_path / 'sweep.json'} can't be read: ")
-    assert "choose another --sweep-path" in done.stderr
+    assert "choose another --output" in done.stderr
 
 
 @pytest.mark.parametrize(

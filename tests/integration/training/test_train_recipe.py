@@ -68,6 +68,7 @@ def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], exp
         ("devops_task", ["--renderer-name", "qwen4"], "renderer_name 'qwen4'"),
         ("sensor_console", [], "devops_task/README.md explains the format"),
         ("devops_task", ["--model-name", "no-such-folder"], "no-such-folder has no config.json"),
+        ("devops_task", ["--demonstrations", "3"], "--demonstrations fine-tunes a named model of --backend local"),
         ("devops_task", ["--model-name", "{model}", "--renderer-name", "qwen4"], "renderer_name 'qwen4'"),
     ],
 )

@@ -47,7 +47,7 @@ async def test_the_weight_is_the_advantage_of_observation_tokens_alone() -> None
     advantage = {TokenRole.PROMPT: 0.0, TokenRole.OBSERVATION: WEIGHT, TokenRole.SAMPLED: 2.0}
     for datum, sequence in zip(service.calls[1][1], sequences, strict=True):
         targets, advantages, logprobs = columns(datum, "target_tokens", "advantages", "logprobs")
-        roles = sequence.roles[1:]
+        roles = sequence.token_roles[1:]
         assert targets == sequence.token_ids[1:]
         assert advantages == pytest.approx([advantage[role] for role in roles])
         # Observations have the trainer's own, so that their ratio is 1; sampled tokens have the sampler's.

@@ -68,6 +68,14 @@ def group_of(tmp_path: Path, model_dir: str, **settings: Any) -> Any:
     return HarborSingleTaskEnvGroupBuilder(GroupTemplate(env=config, model_name=model_dir, **given), label="x")
 
 
+async def test_a_wrapper_closes_its_environment_at_the_end_of_a_block(tmp_path: Path) -> None:
+    async with make_costly(fake_config(tmp_path / "task", solved_when=SOLVED)) as env:
+        await env.reset()
+        assert (await env.step(DONE)).reward == -STEP_COST
+    with pytest.raises(UsageError, match="close"):
+        await env.step(DONE)
+
+
 @pytest.mark.tinker
 @pytest.mark.parametrize(
     ("hooks", "expected"),

@@ -17,6 +17,8 @@ RENDERERS = (
     *("qwen3_5", "qwen3_5_disable_thinking", "llama3", "role_colon"),
 )
 
+CLOSED = '<tool_call>{"name": "bash", "arguments": {"command": "a"}}</tool_call>'
+
 plain_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=200).filter(
     lambda text: not any(mark in text for mark in CHAT_MARKS)
 )
@@ -83,6 +85,19 @@ def test_a_tool_call_is_part_of_the_answer(name: str) -> None:
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
     (command,) = parse_action(codec.text(sample(codec, call)), format=ActionFormat.BASH_TOOL).commands
     assert command.keystrokes == "ls\n"
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+@pytest.mark.parametrize(
+    "before", ["", "I look.\n", '<tool_call>\n{"name": "bash", "arguments": {"command": "a"}}\n</tool_call>\n']
+)
+def test_a_tool_call_that_is_not_closed_is_read_once_and_warned_about_as_by_every_door(name: str, before: str) -> None:
+    codec = make_codec(name)
+    call = f'{before}<tool_call>\n{{"name": "bash", "arguments": {{"command": "ls"}}}}'
+    ours = parse_action(codec.text(sample(codec, call)), format=ActionFormat.BASH_TOOL)
+    plain = parse_action(call, format=ActionFormat.BASH_TOOL)
+    assert ours.warning == plain.warning == "- A <tool_call> was not closed by </tool_call> right after its JSON object"
+    assert sorted(item.keystrokes for item in ours.commands) == sorted(item.keystrokes for item in plain.commands)
 
 
 def test_a_garbled_answer_reads_as_nothing_or_text_but_never_raises() -> None:

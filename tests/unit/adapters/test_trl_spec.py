@@ -1,6 +1,5 @@
 """HarborSpec: its factories, and every mistake that it refuses before anything starts."""
 
-import inspect
 import pickle
 import re
 import subprocess
@@ -87,9 +86,12 @@ def test_each_agent_has_its_own_arguments(suite: Path) -> None:
         _ = bash.rollout_func
     with pytest.raises(UsageError, match="rollout_func to the trainer"):
         _ = terminal.environment_factory
-    with pytest.raises(UsageError, match="rollout_worker to the AsyncGRPOTrainer"):
-        _ = terminal.async_environment_factory
-    with pytest.raises(UsageError, match="async_environment_factory to the AsyncGRPOTrainer"):
+    harbors = make(suite, agent="terminus-2", max_context_tokens=9000, agent_options={"max_turns": 3})
+    assert harbors.agent is None
+    for name in ("environment_factory", "rollout_func", "trainer_arguments", "settings"):
+        with pytest.raises(UsageError, match="not with one of Harbor's agents"):
+            getattr(harbors, name)
+    with pytest.raises(UsageError, match="rollout_worker is for agent='terminal'"):
         bash.rollout_worker(cast("Any", None), cast("Any", None), model="policy")
 
 
@@ -107,11 +109,6 @@ def test_factories_pickle(suite: Path, agent: Any, kind: type[ToolHarness]) -> N
     spec = make(suite, agent=agent, pool_size=2)
     assert spec.agent is kind
     assert type(pickle.loads(pickle.dumps(spec.environment_factory))()) is kind
-    scored = pickle.loads(pickle.dumps(spec.async_environment_factory))
-    made = scored()
-    assert isinstance(made, kind)
-    assert type(made) is type(scored()), "TRL has a column of rewards for each class"
-    assert inspect.iscoroutinefunction(made.get_reward)  # pyright: ignore[reportAttributeAccessIssue]  # the scored one's
     pickle.loads(pickle.dumps(verified_reward))
     pickle.loads(pickle.dumps(make(suite, agent="terminal").rollout_func))
 
@@ -164,8 +161,14 @@ def test_the_tools_text_changes_with_its_version() -> None:
     ("settings", "message"),
     [
         ({"agent": "bsah"}, "did you mean bash"),
-        ({"agent": "zsh_shell"}, "there are bash, jupyter, terminal_notes, terminal "),
+        ({"agent": "xyzzy"}, "there are bash, jupyter, terminal_notes, terminal, and Harbor's agents"),
         ({"agent": "terminal_note"}, "did you mean terminal_notes or terminal"),
+        ({"agent": "terminus-3"}, "did you mean terminus-2"),
+        ({"agent": "aider"}, "write {gateway_url} into"),
+        ({"agent": {"name": "aider", "n_concurrent": 0}}, "agent can't be used: n_concurrent"),
+        ({"agent": "builtins:dict"}, "agent 'builtins:dict' is not listed"),
+        ({"agent": "terminus-2", "pool_size": 2}, "starts its own sandbox: leave pool_size out"),
+        ({"agent": "terminus-2", "mcp_tools": False}, "mcp_tools: for our own loop, and the agent terminus-2 plays"),
         ({"agent": "no.such.module:Class"}, "no module 'no'"),
         ({"agent": "harbor_gym.adapters.trl.bash:BashHarnes"}, "did you mean BashHarness"),
         ({"agent": dict}, "no subclass"),
@@ -181,7 +184,7 @@ def test_the_tools_text_changes_with_its_version() -> None:
         ({"indices": []}, "indices is empty"),
         ({"indices": [3]}, "from 0 to 2"),
         ({"indices": [-1]}, "from 0 to 2"),
-        ({"max_context_tokens": 100}, "agent='terminal'"),
+        ({"max_context_tokens": 100}, "max_completion_length is their limit"),
     ],
 )
 def test_mistakes_are_refused(suite: Path, settings: dict[str, Any], message: str) -> None:

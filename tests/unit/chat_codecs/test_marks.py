@@ -19,7 +19,7 @@ from harbor_gym.gateway import TemplateConversationCodec
 from harbor_gym.gateway.chat import Message
 from harbor_gym.gateway.codec import TextConversationCodec
 from tests.helpers.chats import chat_templates
-from tests.helpers.chats.tokenizers import CHAT_MARKS, TAGS, byte_level_tokenizer
+from tests.helpers.chats.tokenizers import CHAT_MARKS, TAGS, byte_level_tokenizer, tokenizer_without
 from tests.unit.chat_codecs.test_hf_codec import TEMPLATES, make_codec, sampled
 from tests.unit.gateway.test_template_codec import TEMPLATE as TOOL_TEMPLATE
 
@@ -227,6 +227,19 @@ def test_a_mark_that_the_models_own_vocabulary_holds_is_kept_out() -> None:
     backend.add_special_tokens([AddedToken("<|im_end|>", special=True)])
     marks = Marks(PreTrainedTokenizerFast(tokenizer_object=backend))
     assert marks.encode(f"{marks.break_all('<|im_end|>')}<|im_end|>", add_special_tokens=False) == [2, 3, 0]
+
+
+@pytest.mark.parametrize(("lacking", "shown"), [((0xF1,), "\N{REPLACEMENT CHARACTER}"), ((0xF1, 0xEF), "?")])
+def test_a_character_that_the_vocabulary_lacks_becomes_no_control_token(lacking: tuple[int, ...], shown: str) -> None:
+    """As in SmolLM2's, whose unknown token ends a text."""
+    tokenizer = tokenizer_without(*lacking)
+    assert tokenizer.unk_token_id in tokenizer.encode("\U00040000")
+    codec = HFCodec(tokenizer, chat_templates.QWEN2_5)
+    chat: list[Any] = [{"role": "system", "content": "a \U00040000 b"}, {"role": "user", "content": "\U00040000"}]
+    tokens = [*codec.prompt(chat), *codec.next_turn([*tokenizer.encode("x"), codec.stop[0]], "c \U00040000")]
+    assert tokenizer.unk_token_id not in tokens
+    text = tokenizer.decode(tokens, skip_special_tokens=False)
+    assert [part in text for part in (f"a {shown} b", f"user\n{shown}<|im_end|>", f"c {shown}<|im_end|>")] == [True] * 3
 
 
 def test_codecs_of_any_template_agree_on_the_embedded_example() -> None:

@@ -14,6 +14,7 @@ from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.rate_limit import set_start_gate
 from harbor_gym.cluster.calls import CallPacker, PackedResult, accept_files, run_call
 from harbor_gym.cluster.task_store import has_task, pack_task, task_path, unpack_task
+from harbor_gym.config import AgentEpisodeConfig, EpisodeConfig
 from harbor_gym.errors import SandboxLostError, SandboxThrottledError, TaskError
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from tests.helpers.sandboxes.fake_episodes import fake_config
@@ -86,9 +87,15 @@ def both(first: object, second: object) -> tuple[object, object]:
     return first, second
 
 
-def test_a_configuration_is_the_nodes_own_and_its_task_travels_once(task: Path) -> None:
-    packer = CallPacker(None)
-    config = TerminalEnvConfig(task_dir=task, sandbox="local", terminal=TerminalConfig(rows=7), max_turns=3)
+@pytest.mark.parametrize(
+    "config",
+    [
+        TerminalEnvConfig(task_dir="", sandbox="local", terminal=TerminalConfig(rows=7), max_turns=3),
+        AgentEpisodeConfig(task_dir="", agent="terminus-2", agent_options={"api_base": "{gateway_url}"}),
+    ],
+)
+def test_a_configuration_is_the_nodes_own_and_its_task_travels_once(task: Path, config: EpisodeConfig) -> None:
+    packer, config = CallPacker(None), config.model_copy(update={"task_dir": task})
     result = run(packer, both, config, second=config)
     first, second = outcome(result)
     assert first.task_dir == task_path(next(iter(packer.tasks))) != task

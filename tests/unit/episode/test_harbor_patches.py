@@ -5,13 +5,18 @@ docker and of episodes, and write the new digest down.
 """
 
 import ast
+import asyncio
 import functools
 import hashlib
 import inspect
+import json
 import operator
 import os
+import sys
 import textwrap
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,15 +26,17 @@ import harbor.models.job.lock as lock
 import harbor.trial.artifact_handler as artifacts
 import harbor.trial.multi_step as multi_step
 import harbor.trial.trial as trial
+import pytest
 from harbor.environments.base import BaseEnvironment
 from harbor.environments.docker.docker import DockerEnvironment
-from harbor.models.task.task import Task
+from harbor.models.trial.config import EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.verifier.verifier import Verifier
 
 import harbor_gym.sandboxes.docker
 from harbor_gym._runtime.harbor_versions import VERSION
-from harbor_gym.episode._harbor_patches import silence_checksum
-from tests.helpers.sandboxes.fake_episodes import fake_config
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.episode._harbor_patches import create_trial
+from tests.helpers.sandboxes.fake_episodes import FAKE, fake_config
 
 TRIALS = {
     "ArtifactHandler.upload_artifacts": "51d83ecdeb80",
@@ -210,25 +217,91 @@ def test_what_the_docker_sandbox_relies_on_is_as_it_was() -> None:
     assert relied_on() == of_this_version(DOCKER, DOCKER_SINCE)
 
 
-def digests(task_dir: Path) -> tuple[str, str]:
-    """Return the digests of a task in a trial's result and in its lock."""
-    task = Task(task_dir)
-    silence_checksum(task)
-    return task.checksum, lock.Packager.compute_content_hash(task_dir)[0]
+class Walks:
+    """What a thread lists and opens in a folder, by Python's audit events."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder: Path | None = folder
+        self.seen: list[tuple[str, str]] = []
+        self._thread = threading.get_ident()
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.folder is None or event not in ("open", "os.listdir", "os.scandir"):
+            return
+        path = arguments[0]
+        is_here = threading.get_ident() == self._thread
+        if is_here and isinstance(path, str | Path) and Path(path).is_relative_to(self.folder):
+            self.seen.append((event, str(path)))
 
 
-def test_the_digests_of_a_task_are_kept_until_its_files_change(tmp_path: Path) -> None:
+@pytest.fixture
+def task_dir(tmp_path: Path) -> Path:
+    """A task whose last change is settled."""
     task_dir = fake_config(tmp_path / "task").task_dir
+    time.sleep(0.2)
+    return task_dir
+
+
+@pytest.fixture
+def trial_config(tmp_path: Path, task_dir: Path) -> TrialConfig:
+    """A trial's of that task."""
+    environment = EnvironmentConfig(import_path=FAKE)
+    return TrialConfig(task=TaskConfig(path=task_dir), trials_dir=tmp_path / "trials", environment=environment)
+
+
+async def test_no_walk_through_a_tasks_files_stops_the_loop(trial_config: TrialConfig, task_dir: Path) -> None:
+    walks = Walks(task_dir / "tests")
+    try:
+        trial = await create_trial(trial_config, task_dir)
+        assert trial.task.checksum
+    finally:
+        walks.folder = None
+    assert walks.seen == []
+
+
+async def test_no_walk_through_many_tests_stops_the_loop_while_they_are_graded(tmp_path: Path) -> None:
+    config = fake_config(tmp_path / "task")
+    for number in range(100):
+        (config.task_dir / "tests" / f"{number}").mkdir()
+    for number in range(100):
+        (config.task_dir / "tests" / f"{number}" / "file").touch()
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        walks = Walks(config.task_dir / "tests" / "99")
+        try:
+            await env.finish()
+        finally:
+            walks.folder = None
+    assert walks.seen == []
+
+
+async def digests(config: TrialConfig, task_dir: Path) -> tuple[str, str]:
+    """Return the digests of a task in a trial's result and in its lock."""
+    trial = await create_trial(config.model_copy(update={"trial_name": uuid.uuid4().hex}), task_dir)
+    written = json.loads(trial.paths.lock_path.read_text(encoding="utf-8"))
+    return trial.task.checksum, written["task"]["digest"]
+
+
+async def test_the_digests_of_a_task_are_kept_until_its_files_change(trial_config: TrialConfig, task_dir: Path) -> None:
     script = task_dir / "tests" / "test.sh"
-    time.sleep(0.2)  # its last change is then settled
-    before = digests(task_dir)
-    assert digests(task_dir) == before
+    before = await digests(trial_config, task_dir)
+    assert await digests(trial_config, task_dir) == before
     changed = script.stat()
     script.write_bytes(script.read_bytes()[::-1])
     os.utime(script, ns=(changed.st_atime_ns, changed.st_mtime_ns))
-    time.sleep(0.2)
-    after = digests(task_dir)
-    assert after == digests(task_dir)
+    await asyncio.sleep(0.2)
+    after = await digests(trial_config, task_dir)
+    assert after == await digests(trial_config, task_dir)
     assert all(new != old for new, old in zip(after, before, strict=True))
     fresh = inspect.unwrap(lock.Packager.compute_content_hash)
-    assert after[1] == fresh(task_dir)[0]
+    assert after[1] == f"sha256:{fresh(task_dir)[0]}"
+
+
+async def test_a_task_that_leads_out_of_its_directory_is_refused_again(
+    trial_config: TrialConfig, task_dir: Path, tmp_path: Path
+) -> None:
+    await create_trial(trial_config, task_dir)
+    (task_dir / "tests" / "out").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="must stay within the task"):
+        await create_trial(trial_config, task_dir)

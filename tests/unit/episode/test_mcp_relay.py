@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +39,15 @@ async def test_a_cancelled_close_removes_the_socket(monkeypatch: pytest.MonkeyPa
         await closing
     writer.close()
     assert _entries(tmp_path) == []
+
+
+async def test_a_connection_that_is_being_accepted_leaves_no_socket() -> None:
+    """A socket that is left open is a warning when it is collected, which fails the test."""
+    relay = await relays.Relay(cast("Any", OnThisMachine()), None, "127.0.0.1", 9).open()
+    _, writer = await asyncio.open_unix_connection(relay.path)
+    await relay.close()
+    writer.close()
+    gc.collect()
 
 
 async def test_a_connection_may_end_while_the_relay_closes() -> None:

@@ -17,8 +17,8 @@ from harbor_gym.errors import ContextOverflowError, SamplerError
 from harbor_gym.gateway.chat import Message
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from harbor_gym.samplers import ChatEndpoint, CompletionsSampler, EngineSettingsError, SGLangSampler, statuses
+from harbor_gym.samplers.attempts import History
 from harbor_gym.samplers.engine_client import EngineClient
-from harbor_gym.samplers.statuses import History
 from harbor_gym.types import Sample
 from tests.helpers.engine_double import EngineDouble, Mode, in_turn
 
@@ -70,8 +70,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch, engine: EngineDouble) -> None:
     engine._write = in_turn("hello")  # pyright: ignore[reportPrivateUsage]
 
 
-RETRIED: list[Mode] = [408, 409, 413, 425, 429, 500, 502, 503, 504, 529, "HTML", "HTML 502", "bad UTF-8", "empty"]
+RETRIED: list[Mode] = [408, 409, 413, 425, 429, 500, 502, 503, 504, 529, "HTML 502", "bad UTF-8", "empty"]
 ON_THE_WIRE: list[Mode] = ["cut", (200, b'{"choices": [{'), (200, b"[" * 100_000), (503, b""), (413, b"<html>")]
+LASTING: list[Mode] = [400, 405, 422, "HTML", (200, b"data: {}\n\n"), (200, {"status": "ok"}), (200, b"null")]
+NEMO_GYMS: list[Mode] = [400, 405, 422, (200, {"status": "ok"})]
+"""Those that the double's post in this process can send."""
 SETTINGS: list[Mode] = [401, 403, 404, "unknown model"]
 PAGE = b"<html><body>404 page not found</body></html>"
 
@@ -101,7 +104,7 @@ async def test_what_breaks_on_the_wire_is_asked_again(door: str, mode: Mode, eng
     assert len(engine.requests) == 3
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>", b'{"output": [', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b'{"output": [', b"[" * 100_000])
 async def test_a_model_servers_body_that_is_no_json_is_asked_for_again(content: bytes, engine: EngineDouble) -> None:
     bodies = [content]
 
@@ -130,14 +133,57 @@ async def test_a_wrong_setting_is_one_until_the_first_good_answer(door: str, mod
     assert len(engine.requests) == 2 + 1 + 3 + 4
 
 
-@pytest.mark.parametrize("door", OVER_HTTP)
-async def test_an_answer_without_a_message_is_no_good_one(door: str, engine: EngineDouble) -> None:
+@pytest.mark.parametrize("door", ["completions", "sglang"])
+async def test_an_engine_that_fails_at_token_ids_from_the_first_on_is_a_wrong_setting(
+    door: str, engine: EngineDouble
+) -> None:
+    """As llama.cpp's server does."""
     async with DOORS[door](engine) as ask:
-        engine.modes = [(200, {"status": "ok"}), (404, PAGE)]
+        engine.modes = [500] * 4
+        with pytest.raises(EngineSettingsError, match=r"fails at every request with token ids.*: take an engine"):
+            await ask()
+    assert len(engine.requests) == 4
+
+
+@pytest.mark.parametrize(("door", "status"), [("chat", 500), ("completions", 503), ("sglang", 502)])
+async def test_another_fault_at_the_first_request_is_a_loss(door: str, status: int, engine: EngineDouble) -> None:
+    async with DOORS[door](engine) as ask:
+        engine.modes = [status] * 4
         with pytest.raises(SamplerError):
             await ask()
-        with pytest.raises(EngineSettingsError, match="page not found"):
+
+
+@pytest.mark.parametrize(
+    ("door", "mode"),
+    [(door, mode) for door in DOORS for mode in LASTING if door != "nemo_gym" or mode in NEMO_GYMS],
+)
+async def test_an_answer_that_can_not_change_ends_the_run_the_second_time(
+    door: str, mode: Mode, engine: EngineDouble
+) -> None:
+    async with DOORS[door](engine) as ask:
+        engine.modes = [mode, mode]
+        with pytest.raises(SamplerError) as first:
             await ask()
+        assert first.value.is_infrastructure, "it costs its episode"
+        with pytest.raises(EngineSettingsError) as second:
+            await ask()
+        assert str(second.value) == str(first.value)
+        assert len(engine.requests) == 2, "neither was asked again"
+        await ask()
+        engine.modes = [mode] * 8
+        for _ in range(2):
+            with pytest.raises(SamplerError) as lost:
+                await ask()
+            assert lost.value.is_infrastructure, "an engine that has given a good answer may give one again"
+
+
+@pytest.mark.parametrize("door", OVER_HTTP)
+async def test_a_page_after_a_good_answer_is_asked_for_again(door: str, engine: EngineDouble) -> None:
+    async with DOORS[door](engine) as ask:
+        await ask()
+        engine.modes = ["HTML", "HTML"]
+        await ask()
+    assert len(engine.requests) == 4
 
 
 @pytest.mark.parametrize("door", DOORS)

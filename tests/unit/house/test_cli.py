@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from harbor_gym import __version__
 from harbor_gym.cli.shared import one_line_errors
@@ -40,10 +39,39 @@ def test_the_console_script_is_the_same_command() -> None:
     assert done.stdout == run("--version").stdout
 
 
+@pytest.mark.parametrize("arguments", [["init", "x"], ["check", "task:devops_task"], ["train", "task:devops_task"]])
+def test_a_folder_that_is_gone_is_one_line(arguments: list[str], tmp_path: Path) -> None:
+    script = 'mkdir "$1/gone"; cd "$1/gone"; rmdir "$1/gone"; shift; exec "$@"'
+    command = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, "-m", "harbor_gym", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    gone = "error: the folder that this command was started in is gone: change to another one\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", gone)
+
+
+def test_a_full_standard_output_is_one_line() -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "harbor_gym", "doctor", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: No space left on device on a disk, or where standard output goes to: free some space there\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["demo"], ["eval", "task"]])
+def test_windows_is_refused_in_one_line(arguments: list[str]) -> None:
+    code = "import sys; from harbor_gym.cli.entry import main; sys.platform = 'win32'; main()"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("harbor-gym: ")
+    assert done.stderr.endswith("WSL\n")
+    assert done.stderr.count("\n") == 1
+
+
 def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("check", "base", "bench"))
+    assert all(command in done.stdout for command in ("check", "cache", "server"))
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("doctr", "doctor")])
@@ -51,6 +79,25 @@ def test_a_misspelt_command_is_answered_with_the_one_that_is_meant(typed: str, m
     done = run_recipe(typed)
     assert done.exit_code == 2
     assert f"Did you mean '{meant}'?" in done.stderr
+    assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--no-such-flag"],
+        ["eval", "--no-such-flag"],
+        ["train", "--backend", "mine"],
+        ["init", "x", "--kind", "mine"],
+        ["train", "--resume"],
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_line_as_every_error(words: list[str]) -> None:
+    done = run_recipe(*words)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.endswith(" --help\n")
+    assert "Value error" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -241,7 +288,7 @@ def test_a_page_of_a_folder_that_is_no_run_is_served_with_a_remark(tmp_path: Pat
         process.send_signal(signal.SIGINT)
         remark = process.stderr.read()
     assert "http://127.0.0.1:" in shown
-    assert f"{tmp_path} holds no transcripts/" in remark
+    assert f"{tmp_path} holds no run or evaluation: " in remark
 
 
 @pytest.mark.parametrize(
@@ -256,13 +303,14 @@ def test_a_page_of_a_folder_that_is_no_run_is_served_with_a_remark(tmp_path: Pat
     ],
     ids=lambda value: type(value).__name__,
 )
-@pytest.mark.parametrize("program", ["error", "harbor-gym train"])
 def test_an_error_ends_every_command_with_one_status_and_one_line(
-    program: str, error: Exception, status: int, line: str, capsys: pytest.CaptureFixture[str]
+    error: Exception, status: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = type(error)(*error.args, *([error.filename] if isinstance(error, OSError) else []))
     error.add_note("a hint")
+    if isinstance(error, SandboxStartError):
+        error.attach({"exception": "Traceback (most recent call last):\n  …\nOSError: no room"}, trial_dir=None)
     hint = "" if isinstance(error, OSError) else "; a hint"
-    with pytest.raises(typer.Exit) as end, one_line_errors(program):
+    with pytest.raises(SystemExit) as end, one_line_errors():
         raise error
-    assert (end.value.exit_code, capsys.readouterr().err) == (status, f"{program}: {line}{hint}\n")
+    assert (end.value.code, capsys.readouterr().err) == (status, f"error: {line}{hint}\n")

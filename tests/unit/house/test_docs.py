@@ -28,11 +28,12 @@ RUN_BY = {
     "README-1": "tests/unit/house/test_docs.py",
     "agents-1": "tests/integration/gateway/test_docs.py",
     "agents-2": "tests/integration/gateway/test_docs.py",
-    "concepts-1": "tests/unit/house/test_docs.py",
+    "copies-1": "tests/unit/house/test_docs.py",
     "evaluation-1": "tests/unit/report/test_frame.py",
+    "loop-1": "tests/integration/training/test_loop_page.py",
+    "loop-2": "tests/integration/training/test_loop_page.py",
     "openenv-1": "tests/integration/adapters/test_openenv_server.py",
     "openenv-2": "tests/integration/adapters/test_openenv_server.py",
-    "openenv-3": "tests/integration/training/trl/test_gpu_blocks.py",
     "quick-start-1": "tests/unit/house/test_docs.py",
     "quick-start-2": "tests/unit/house/test_docs.py",
     "sandbox-authors-1": "tests/unit/testing/test_pytest_plugin.py",
@@ -228,7 +229,7 @@ def block_with(page: str, words: str) -> str:
         ("README.md", "gym.make"),
         ("docs/guide/quick-start.md", "gym.make"),
         ("docs/guide/quick-start.md", "AsyncTerminalGymEnv"),
-        ("docs/guide/concepts.md", "fork"),
+        ("docs/guide/copies.md", "fork"),
     ],
 )
 @pytest.mark.parametrize("sandbox", ["fake", pytest.param("local", marks=[pytest.mark.local, pytest.mark.slow])])

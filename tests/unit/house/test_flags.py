@@ -11,7 +11,13 @@ from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 from harbor_gym.adapters.tinker.policies import EvalConfig
-from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, Backend, LossFn, TrainConfig
+from harbor_gym.adapters.tinker.training.config import (
+    BACKEND_DEFAULTS,
+    LOCAL_MODEL_DEFAULTS,
+    Backend,
+    LossFn,
+    TrainConfig,
+)
 from harbor_gym.cli.recipes import evaluate, train
 from harbor_gym.cli.recipes.flags import Flag, Spelling, add_flags, flags_of, given_values, make_config
 from harbor_gym.config import AgentEpisodeConfig, TerminalConfig, TerminalEnvConfig
@@ -26,6 +32,7 @@ GIVEN = {
     "action-format": ("bash-tool", "bash-tool"),
     "start-mode": ("exact", "exact"),
     "mcp-tools": (False, False),
+    "compaction": ("window", "window"),
     "system-prompt": ("Answer in JSON.", "Answer in JSON."),
     "max-turns": ("7", 7),
     "time-limit-sec": ("1.5", 1.5),
@@ -55,6 +62,12 @@ GIVEN = {
     "terminal-transport": ("portable", "portable"),
 }
 """Flag of an episode's settings → the typed value, and the configuration's value then."""
+
+OF_COMPACTION = ("compact-at", "max-compactions")
+"""Flags that ask for another one."""
+
+STARTS = ("start-from", "start-turn", "start-where")
+"""Flags of a file or a folder that has to be there."""
 
 OF_AGENTS: dict[str, tuple[Any, Any]] = {
     "agent": ("my.module:Agent", "my.module:Agent"),
@@ -88,7 +101,7 @@ def test_every_setting_of_an_episode_and_its_terminal_has_a_flag_in_both_command
     for model, spelling in ((TrainConfig, train._SPELLING), (EvalConfig, evaluate._SPELLING)):  # pyright: ignore[reportPrivateUsage]
         flags = flags_of(model, spelling)
         assert {flag.path for flag in flags if flag.path[0] == "env"} == fields
-        assert {flag.name for flag in flags if flag.path[0] == "env"} == {*GIVEN, *OF_AGENTS, "start-from"}
+        assert {flag.name for flag in flags if flag.path[0] == "env"} == {*GIVEN, *OF_AGENTS, *OF_COMPACTION, *STARTS}
         own = set(model.model_fields) - {"env", "paths"}
         assert {flag.path[0] for flag in flags} - {"env"} == own
         assert all(flag.info.description for flag in flags), "--help would show a flag without a word"
@@ -114,6 +127,30 @@ def test_what_is_typed_is_what_the_configuration_holds(
     assert value == expected
 
 
+def test_tasks_are_named_without_a_flag_beside_those_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = ("tasks/some", "task:devops_task", str(tmp_path), "org/name@1", "git+https://host/repo@main#tasks/one")
+    config = parse(monkeypatch, *SOME_TASK, *named[1:], "--task", "another@2")
+    assert config.task_dirs == (Path("tasks/some"), Path("task:devops_task"), tmp_path)
+    assert config.tasks == ("another@2", "org/name@1", "git+https://host/repo@main#tasks/one")
+
+
+@pytest.mark.parametrize(
+    ("typed", "field", "value"),
+    [
+        (("-m", "some/model"), "model_name", "some/model"),
+        (("--model", "some/model"), "model_name", "some/model"),
+        (("-o", "kept"), "log_path", Path("kept")),
+        (("--output", "kept"), "log_path", Path("kept")),
+        (("--retries", "3"), "max_retries", 3),
+        (("--max-rollout-retries", "3"), "max_retries", 3),
+    ],
+)
+def test_a_flag_has_the_fields_common_names_too(
+    typed: tuple[str, ...], field: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert getattr(parse(monkeypatch, *SOME_TASK, *typed), field) == value
+
+
 async def test_a_start_is_a_snapshots_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = fake_config(tmp_path / "task")
     async with AsyncTerminalGymEnv(config) as env:
@@ -123,6 +160,13 @@ async def test_a_start_is_a_snapshots_path(tmp_path: Path, monkeypatch: pytest.M
     made = parse(monkeypatch, "--task-dir", str(config.task_dir), "--start-from", "snapshot.json").env
     assert isinstance(made, TerminalEnvConfig)
     assert (made.start_from, made.sandbox) == (tmp_path / "snapshot.json", config.sandbox)
+    where = ("--start-turn", "3", "--start-where", "reward=1", "--start-where", "split!=test")
+    made = parse(monkeypatch, "--task-dir", str(config.task_dir), "--start-from", ".", *where).env
+    assert isinstance(made, TerminalEnvConfig)
+    assert (made.start_from, made.start_turn, made.start_where) == (tmp_path, 3, ("reward=1", "split!=test"))
+    made = parse(monkeypatch, "--task-dir", str(config.task_dir), "--start-from", ".", "--start-turn", "mid").env
+    assert isinstance(made, TerminalEnvConfig)
+    assert made.start_turn == "mid"
 
 
 def test_repeated_flags_and_both_kinds_of_sources_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +201,16 @@ def test_what_is_not_given_is_the_backends(backend: Backend, monkeypatch: pytest
     assert parse(monkeypatch, *SOME_TASK, "--epochs", "2").num_batches is None
 
 
+def test_a_named_model_of_the_local_backend_has_defaults_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse(monkeypatch, *SOME_TASK, "--backend", "local", "--model", "smollm2-135m", "--max-tokens", "9")
+    defaults = LOCAL_MODEL_DEFAULTS
+    assert (config.model_name, config.max_tokens, config.demonstrations) == ("smollm2-135m", 9, None)
+    for name in ("renderer_name", "max_context_tokens", "num_batches", "learning_rate", "save_every"):
+        assert getattr(config, name) == getattr(defaults, name)
+    tinker = parse(monkeypatch, *SOME_TASK, "--model", "some/model")
+    assert tinker.renderer_name == BACKEND_DEFAULTS[Backend.TINKER].renderer_name
+
+
 def test_zero_is_zero_where_it_means_something(monkeypatch: pytest.MonkeyPatch) -> None:
     names = (
         *("temperature", "warm_sandboxes", "kl_penalty_coef", "max_retries", "max_steps_off_policy"),
@@ -189,7 +243,7 @@ def test_several_problems_are_one_line_with_the_flags_names() -> None:
         train.train_app(program="train.py"), [*SOME_TASK, "--learning-rate", "0", "--terminal-columns", "3"]
     )
     assert done.exit_code == 2
-    assert done.stderr.startswith("train.py: ")
+    assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert "--learning-rate" in done.stderr
     assert "--terminal-columns" in done.stderr
@@ -201,22 +255,20 @@ def test_an_interrupted_run_exits_with_130_and_names_what_resumes_it(
     async def prepared(config: TrainConfig) -> SimpleNamespace:
         return SimpleNamespace(config=config, log_path=Path("runs/x"))
 
-    async def interrupted(*_: object, **__: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("harbor_gym.adapters.tinker.training.preparation.prepare", prepared)
     monkeypatch.setattr("harbor_gym.adapters.tinker.training.preparation.claimed_folder", contextlib.nullcontext)
-    monkeypatch.setattr("harbor_gym.adapters.tinker.training.run.train", interrupted)
+    monkeypatch.setattr("harbor_gym.embedded.service.open_service", interrupted)
     done = CliRunner().invoke(train.train_app(program="train.py"), SOME_TASK)
     assert done.exit_code == 130
-    assert done.stderr == (
-        "train.py: interrupted; no checkpoint was saved yet; --resume runs/x starts its first batch again\n"
-    )
+    assert done.stderr == ("interrupted; no checkpoint was saved yet; --resume runs/x starts its first batch again\n")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/x").mkdir(parents=True)
     (tmp_path / "runs/x/checkpoints.jsonl").write_text('{"name": "000002"}\n{"name": "000004"}\n')
     done = CliRunner().invoke(train.train_app(program="train.py"), SOME_TASK)
-    assert done.stderr == "train.py: interrupted; resume with --resume runs/x (from checkpoint 000004)\n"
+    assert done.stderr == "interrupted; resume with --resume runs/x (from checkpoint 000004)\n"
 
 
 class Small(BaseModel):

@@ -29,7 +29,12 @@ REST: dict[tuple[str, str], tuple[str, ...]] = {
     ("eval", "--registry-path"): ("a@1",),
     ("check", "--registry-path"): ("--task", "a@1"),
     ("sif-build", "--registry-path"): ("a@1",),
+    ("export", "run_dirs"): ("--output", "{path}-made"),
+    ("regrade", "--task-dir"): ("a-run",),
     ("eval", "--run"): ("task:devops_task",),
+    ("train", "--require-audit"): ("task:devops_task",),
+    ("eval", "--require-audit"): ("task:devops_task",),
+    ("audit", "--registry-path"): ("a@1",),
     ("nemo-gym-init", "--tasks"): ("{path}-made",),
 }
 """A command's other arguments."""

@@ -1,19 +1,24 @@
 """Progress: bars on a terminal, plain lines elsewhere; help that shows whole flags; commands made late."""
 
 import io
+import os
 import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from harbor_gym import AsyncTerminalGymEnv
+from harbor_gym._runtime.console import under_way
 from harbor_gym._runtime.console.progress import shown_by, ticking
 from harbor_gym.cli.main import app
 from harbor_gym.cli.progress import PlainProgress, RichProgress, progress
+from tests.helpers.sandboxes.fake_episodes import fake_config
 
 
 def test_plain_lines_come_for_every_tenth_and_without_colour() -> None:
@@ -106,6 +111,36 @@ def test_a_pipe_has_no_bars() -> None:
         assert isinstance(shown, PlainProgress)
 
 
+async def test_a_terminal_shows_what_each_episode_under_way_does(tmp_path: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with progress(console) as shown:
+        async with AsyncTerminalGymEnv(fake_config(tmp_path / "task")) as env:
+            await env.reset()
+            await env.step([("ls\n", 0.0)])
+            (line,) = map(str, under_way.under_way())
+            assert re.fullmatch(r"task: turn 2, waiting for the model for \d+ s", line)
+            shown.bar("episodes", 0, 2)
+            await env.finish()
+            assert under_way.under_way() == []
+    assert "task: turn 2, waiting for the model for " in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+
+
+def test_many_episodes_under_way_are_shown_in_part_and_none_that_nobody_holds() -> None:
+    out = io.StringIO()
+    owners = [io.StringIO() for _ in range(10)]
+    for number in range(10):
+        under_way.note(owners[number], f"episode {number}", "being graded")
+    with progress(Console(file=out, force_terminal=True, width=100)) as shown:
+        shown.bar("episodes", 0, 10)
+    assert "episode 0: being graded for 0 s" in out.getvalue()
+    assert "and 2 more episodes" in out.getvalue()
+    assert "episode 9" not in out.getvalue()
+    under_way.note(owners[0], "episode 0", None)
+    owners.clear()
+    assert under_way.under_way() == []
+
+
 COMMANDS = (
     "train",
     "eval",
@@ -122,10 +157,13 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "base", "bench step", "server install", "nemo-gym init"])
-@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [*COMMANDS, "server install", "nemo-gym init"])
+@pytest.mark.parametrize("flag", ["-h", "--help", "--help-all"])
 def test_help_shows_whole_flags_on_80_columns(command: str, flag: str) -> None:
     done = CliRunner().invoke(app, [*command.split(), flag], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    if flag == "--help-all" and command not in ("train", "eval", "openenv"):
+        assert done.exit_code == 2, "it explains every option by --help"
+        return
     assert done.exit_code == 0, done.stderr
     assert "…-" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -135,16 +173,28 @@ def test_help_shows_whole_flags_on_80_columns(command: str, flag: str) -> None:
     assert "\\[" not in joined, "an escape that only rich would read"
     assert not re.search(r"\[default: [^]]*\] \[default", joined), "two defaults of one flag"
     assert "<_" not in joined, "a private name for a type"
-    if command == "train":
+    headings = [line for line in done.stdout.splitlines() if line.endswith(":") and line[0] != " "]
+    if command == "train" and flag == "--help-all":
         assert "--max-consecutive-parse-failures" in flags
-        assert [line for line in done.stdout.splitlines() if line.endswith(":") and line[0] != " "][:3] == [
-            "What to train on:",
-            "How to train:",
-            "Rollouts:",
-        ]
+        assert headings[:5] == ["Arguments:", "Common:", "What to train on:", "How to train:", "Rollouts:"]
+    elif command == "train":
+        assert headings == ["Arguments:", "Common:", "Options:", "More, explained by --help-all:"]
 
 
-@pytest.mark.parametrize("group", ["server", "cache", "sif", "bench", "nemo-gym"])
+@pytest.mark.parametrize("command", ["train", "eval", "openenv"])
+def test_the_short_help_explains_the_common_flags_and_names_every_other(command: str) -> None:
+    def shown(flag: str) -> str:
+        return CliRunner().invoke(app, [command, flag], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).stdout
+
+    short, whole = shown("--help"), shown("--help-all")
+    explained = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", whole, re.MULTILINE))
+    assert "More" not in whole
+    assert len(explained) > 40
+    assert [name for name in explained if not re.search(rf"{name}(?![a-z-])", short)] == []
+    assert len(short.splitlines()) * 2 < len(whole.splitlines())
+
+
+@pytest.mark.parametrize("group", ["server", "cache", "sif", "nemo-gym"])
 def test_the_list_of_a_groups_commands_has_whole_sentences(group: str) -> None:
     done = CliRunner().invoke(app, [group, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
     assert done.exit_code == 0, done.stderr
@@ -164,9 +214,21 @@ def test_the_list_of_commands_costs_no_framework() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [("harbor-gym tr", "train"), ("harbor-gym train --learning-r", "--learning-rate")]
+    ("words", "expected"),
+    [
+        ("harbor-gym tr", "train"),
+        ("harbor-gym train --learning-r", "--learning-rate"),
+        ("harbor-gym play task:dev", "task:devops_task"),
+        ("harbor-gym eval task : dev", "devops_task"),  # as bash splits it
+        ("harbor-gym check --env appt", "apptainer"),
+        ("harbor-gym train --agent terminus", "terminus-2"),
+        ("harbor-gym report run", "runs/one"),
+        ("harbor-gym eval --run run", "runs/one"),
+    ],
 )
-def test_the_shell_completes_commands_and_flags(words: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_completes_commands_flags_and_their_values(words: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "runs/one").mkdir(parents=True)
+    (tmp_path / "runs/one/run.json").write_text("{}")
     environment: dict[str, Any] = {
         "_HARBOR_GYM_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
@@ -178,6 +240,17 @@ def test_the_shell_completes_commands_and_flags(words: str, expected: str, monke
         capture_output=True,
         text=True,
         check=False,
-        env={**__import__("os").environ, **environment},
+        env={**os.environ, **environment},
+        cwd=tmp_path,
     )
     assert expected in done.stdout.split(), done
+
+
+@pytest.mark.parametrize("words", [["demo", "--env", "fake"], ["check"], ["eval", "--help"], ["train", "--help"]])
+def test_a_command_that_loads_for_long_says_so(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harbor_gym.cli.shared.SLOW_SEC", 0)
+    monkeypatch.setattr("harbor_gym.cli.shared._is_watched", lambda: True)
+    shown: list[tuple[str, bool]] = []
+    with shown_by(lambda phase, _done, total, _detail: shown.append((phase, total is None))):
+        CliRunner().invoke(app, words)
+    assert [is_going_on for phase, is_going_on in shown if phase == "loading"] == [True, False]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
-from harbor_gym.adapters.tinker.training.folder import as_written, settle_folder, write_run_config
+from harbor_gym.adapters.tinker.training.folder import as_written, prepare_folder, write_run_config
 from harbor_gym.adapters.tinker.training.preparation import default_log_path, prepare
 from harbor_gym.cli.recipes import train
 from harbor_gym.errors import UsageError
@@ -111,13 +112,13 @@ def test_what_is_no_run_can_not_be_resumed(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_log_dir_exists_resume_refuses_other_settings_too(run_dir: Path, task: Path) -> None:
     same = json.loads((run_dir / "run.json").read_text())["config"]
-    settle_folder(run_dir, TrainConfig.model_validate({**same, "log_dir_exists": "resume"}))
+    prepare_folder(run_dir, TrainConfig.model_validate({**same, "log_dir_exists": "resume"}))
     with pytest.raises(UsageError, match="began with other settings: group_size 3, not 5"):
-        settle_folder(run_dir, TrainConfig.model_validate({**same, "log_dir_exists": "resume", "group_size": 5}))
+        prepare_folder(run_dir, TrainConfig.model_validate({**same, "log_dir_exists": "resume", "group_size": 5}))
 
 
 def test_delete_removes_a_run(run_dir: Path, task: Path) -> None:
-    settle_folder(run_dir, config_of(task, log_dir_exists="delete"))
+    prepare_folder(run_dir, config_of(task, log_dir_exists="delete"))
     assert list(run_dir.iterdir()) == []
 
 
@@ -140,7 +141,7 @@ def test_delete_removes_nothing_but_runs(
         monkeypatch.chdir(run_dir / "sub")
     before = sorted(run_dir.rglob("*"))
     with pytest.raises(UsageError, match="delete"):
-        settle_folder(path, config_of(task, log_dir_exists="delete"))
+        prepare_folder(path, config_of(task, log_dir_exists="delete"))
     assert sorted(run_dir.rglob("*")) == before
     assert path.exists()
 
@@ -167,6 +168,16 @@ async def test_a_dead_endpoint_is_noticed_before_a_run_and_while_it_runs(monkeyp
         await watch
     with pytest.raises(UsageError, match=f"--base-url {url}: Connection refused$"):
         await endpoints.require_endpoint(url)
+
+
+async def test_a_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: a connection is refused
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("HTTP_PROXY", f"http://{address}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with pytest.raises(UsageError, match=f"Connection refused by the proxy {address}, which"):
+            await endpoints.require_endpoint("http://model.invalid/v1")
 
 
 async def test_an_endpoint_that_never_answers_is_dead_too() -> None:

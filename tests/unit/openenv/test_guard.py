@@ -1,8 +1,6 @@
 """The guard by itself, around applications of a few lines: admission, sizes, times, and cancellations."""
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,26 +19,14 @@ BEARER = [(b"authorization", f"Bearer {TOKEN}".encode())]
 type Scope = dict[str, Any]
 
 
-async def nothing() -> None:
-    pass
-
-
-def guard(
-    app: Any,
-    *,
-    idle_sec: float = 60.0,
-    request_sec: float = 60.0,
-    max_connections: int = 99,
-    on_shutdown: Callable[[], Awaitable[None]] = nothing,
-) -> Guard:
+def guard(app: Any, *, idle_sec: float = 60.0, request_sec: float = 60.0, max_connections: int = 99) -> Guard:
     return Guard(
         app,
         token=TOKEN,
-        max_request_bytes=1000,
+        max_body_bytes=1000,
         max_connections=max_connections,
         request_timeout_sec=request_sec,
         idle_timeout_sec=idle_sec,
-        on_shutdown=on_shutdown,
     )
 
 
@@ -129,37 +115,14 @@ async def test_health_needs_no_token_but_only_over_http() -> None:
     assert (await Client(CONNECT).call(guard(app), websocket("/health", [])))[0]["status"] == 401
 
 
-@pytest.mark.parametrize("path", ["/mcp", "/reset", "/step", "/state", "/step/"])
-async def test_paths_that_start_sandboxes_beside_the_sessions_are_refused(path: str) -> None:
-    app = Echo()
-    (start, answer) = await Client(body(b"{}")).call(guard(app), http(path))
-    assert start["status"] == 404
-    assert "/ws" in json.loads(answer["body"])["detail"]
-    assert app.received == []
-
-
-QUERIES = [
-    *(b"session_id=1", b"session%5fid=1", b"session%5Fid=1", b"a=b&%73ession_id=1", b"session_id=", b"SESSION_ID=1"),
-    *(b"session_id=1&session_id=2", b"+session_id=1", b"session_id"),
-]
+QUERIES = (b"session_id=1", b"session%5fid=1", b"SESSION_ID=1", b"a=1;session_id=2", b"session%255fid=1", b"\xff")
 
 
 @pytest.mark.parametrize("scope", [websocket("/mcp"), websocket("/harness"), *(websocket(query=q) for q in QUERIES)])
-async def test_other_sockets_and_other_sessions_are_refused(scope: Scope) -> None:
+async def test_other_sockets_and_parameters_of_a_session_are_refused(scope: Scope) -> None:
     app = Echo()
     assert (await Client(CONNECT).call(guard(app), scope))[0]["status"] == 404
     assert app.received == []
-
-
-@pytest.mark.parametrize("query", [b"a=1;session_id=2", b"session%255fid=1", b"x=session_id%3D1", b"\xff"])
-async def test_no_query_reaches_the_application_over_a_websocket(query: bytes) -> None:
-    seen: list[bytes] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(scope["query_string"])
-
-    await Client(CONNECT).call(guard(app), websocket(query=query))
-    assert set(seen) <= {b""}
 
 
 async def test_a_body_that_does_not_arrive_is_given_up() -> None:
@@ -201,17 +164,6 @@ async def test_bodies_are_bounded_whole_and_in_parts() -> None:
     assert [len(message["body"]) for message in app.received] == [1000, 800]
     gone = [body(b"x", more=True), {"type": "http.disconnect"}]
     assert (await Client(*gone).call(guard(app), http("/a")))[0]["status"] == 400
-
-
-@pytest.mark.parametrize("content", ["x" * 1001, "ä" * 501])
-async def test_a_message_that_is_too_long_ends_the_session(content: str) -> None:
-    app = Echo()
-    client = Client(CONNECT, text(content[: len(content) // 3]), text(content))
-    answers = await client.call(guard(app), websocket())
-    assert answers[-1]["type"] == "websocket.close"
-    assert answers[-1]["code"] == 1009
-    assert [message["type"] for message in app.received][-1] == "websocket.disconnect"
-    assert all(message.get("text") != content for message in app.received)
 
 
 async def test_a_client_may_not_send_ahead_without_end() -> None:
@@ -323,20 +275,3 @@ async def test_a_connection_that_fails_ends_the_application() -> None:
     with pytest.raises(OSError, match="broken"):
         await guard(app)(websocket(), receive, Client().send)
     assert [message["type"] for message in app.received] == ["websocket.disconnect"]
-
-
-async def test_the_end_of_the_server_closes_the_episodes_first() -> None:
-    order: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        while True:
-            order.append((await receive())["type"])
-            if order[-1] == "lifespan.shutdown":
-                return
-
-    async def close() -> None:
-        order.append("closed")
-
-    client = Client({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
-    await client.call(guard(app, on_shutdown=close), {"type": "lifespan"})
-    assert order == ["lifespan.startup", "closed", "lifespan.shutdown"]

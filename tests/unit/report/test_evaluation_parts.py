@@ -252,6 +252,21 @@ def test_the_table_has_a_row_a_task_and_one_of_all() -> None:
     assert note == "brackets: 95% intervals; solved: reward >= 1"
     assert report.overall.turns == 3.0
     assert len(format_report(summarize([result_of(0)])).splitlines()) == 4, "one task needs no row of all"
+
+
+@pytest.mark.parametrize("name", ["devops_task", "a-name-of-a-task-that-is-quite-long-for-a-table"])
+@pytest.mark.parametrize("ks", [(1,), (1, 4, 8)])
+def test_a_terminal_has_the_report_within_its_columns(name: str, ks: tuple[int, ...]) -> None:
+    results = [result_of(number, task=name) for number in range(1, 9)]
+    lost = result_of(9, None, task=name, end_reason=EndReason.INFRASTRUCTURE_ERROR)
+    for played in (results, [*results, lost]):
+        lines = format_report(summarize(played, ks=ks), width=80).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert lines[0].split()[:3] == ["task", "solved", "pass@1"]
+        assert ("infra" in lines[0]) == (lost in played)
+        assert any(line.startswith("ended: completed 8") for line in lines)
+        named = {*lines[0].split(), *lines[-1].replace(",", "").split()}
+        assert {*(f"pass@{k}" for k in ks), "reward", "turns", "tokens", "seconds"} <= named, "all that is left out"
     nothing = summarize([result_of(0, None)])
     assert (nothing.overall.reward, nothing.overall.turns, nothing.overall.episodes) == (None, None, 0)
     assert "| -" in format_report(nothing)

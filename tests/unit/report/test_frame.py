@@ -42,7 +42,7 @@ def test_a_row_per_episode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     (tmp_path / "transcripts/train/broken.json").write_text('{"turns": [')
     frame = episodes(str(tmp_path))
     broken = tmp_path / "transcripts/train/broken.json"
-    assert caplog.messages == [f"1 of 4 transcripts can't be read and are in no table: {broken}"]
+    assert caplog.messages == [f"1 of 4 transcripts can't be read and are left out: {broken}"]
     assert list(frame["name"].str[:4]) == ["test", "trai", "trai"]
     assert frame["split"].tolist() == ["test", "train", "train"]
     assert frame["batch"].tolist() == [3, 2, 2]

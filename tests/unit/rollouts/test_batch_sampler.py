@@ -10,6 +10,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, Sample, TokenTerminalEnv, UsageError
 from harbor_gym.samplers import BatchSampler
+from harbor_gym.transcripts import read_transcript, write_transcript
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
@@ -182,6 +183,28 @@ def test_an_episode_that_gives_up_waiting_is_not_sampled() -> None:
 
     assert sampler.run([impatient, asking(sampler, 1, pause_sec=0.1)]) == ["gave up", [1, 0]]
     assert generate.batches == [[[1, 0]]]
+
+
+def test_the_wait_for_a_batch_is_kept_apart_from_the_sampling(tmp_path: Path) -> None:
+    sampler = BatchSampler(lambda prompts: [Sample([*map(ord, COMPLETE), END]) for _ in prompts])
+
+    waiting = BatchSampler(echo, linger_sec=LONG_SEC)
+
+    async def wait(pause_sec: float) -> float:
+        await asyncio.sleep(pause_sec)
+        return (await waiting([0])).queued_sec or 0.0
+
+    first, last = waiting.run([lambda: wait(0.0), lambda: wait(0.2)])
+    assert first > last >= 0.0, "the first one waited for the last one"
+    (rollout,) = sampler.run_episodes(
+        [lambda: TokenTerminalEnv(AsyncTerminalGymEnv(fake_config(tmp_path / "task")), CharacterCodec(), max_tokens=99)]
+    )
+    assert rollout.transcript is not None
+    write_transcript(tmp_path / "a.json", rollout.transcript, labels={})
+    (turn,) = read_transcript(tmp_path / "a.json")[0].turns
+    assert turn.queued_sec is not None
+    assert turn.thinking_sec is not None
+    assert 0.0 <= turn.queued_sec <= turn.thinking_sec
 
 
 def test_misuse_is_refused() -> None:

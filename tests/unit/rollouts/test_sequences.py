@@ -44,15 +44,20 @@ def test_each_token_has_a_role_and_each_sample_its_call() -> None:
     sequence = flatten(
         rollout(transition([1, 2], [3, 4]), transition([1, 2, 3, 4], [5]), transition([1, 2, 3, 4, 5, 6], [7]))
     )
+    whole = (sequence.token_roles, sequence.token_mask, sequence.token_logprobs)
+    assert {len(values) for values in whole} == {len(sequence.token_ids)}
+    assert sequence.token_mask == [0, 0, 1, 1, 1, 0, 1]
+    assert sequence.token_logprobs[2:] == pytest.approx(sequence.logprobs, nan_ok=True)
+    assert sequence.token_logprobs[:2] == [0.0, 0.0]
     shown, seen, own = TokenRole.PROMPT, TokenRole.OBSERVATION, TokenRole.SAMPLED
-    assert sequence.roles == [shown, shown, own, own, own, seen, own]
+    assert sequence.token_roles == [shown, shown, own, own, own, seen, own]
     assert [(span.start, span.end, span.call, span.agent) for span in sequence.spans] == [
         (0, 2, 0, 0),
         (2, 3, 1, 0),
         (4, 5, 2, 0),
     ]
     masked = sequence.masked()
-    assert (masked.roles, masked.mask, masked.calls) == (sequence.roles, [0] * 5, (0, 1, 2))
+    assert (masked.token_roles, masked.mask, masked.calls) == (sequence.token_roles, [0] * 5, (0, 1, 2))
 
 
 def test_tokens_of_old_weights_are_counted_and_masked() -> None:
@@ -62,7 +67,7 @@ def test_tokens_of_old_weights_are_counted_and_masked() -> None:
     assert [span.version for span in sequence.spans] == [4, 6, None]
     assert sequence.masked(older_than=4) == sequence
     fresh = sequence.masked(older_than=5)
-    assert (fresh.mask, fresh.roles) == ([0, 0, 0, 1, 1], sequence.roles)
+    assert (fresh.mask, fresh.token_roles) == ([0, 0, 0, 1, 1], sequence.token_roles)
     assert not any(fresh.masked().masked(older_than=0).mask), "what is not trained stays so"
 
 

@@ -40,7 +40,7 @@ def run(end: str, call: str = "run_and_exit(program)") -> subprocess.CompletedPr
         ("sys.exit(3)", 3, ""),
         ("sys.exit('why')", 1, "why\n"),
         ("raise OSError('broken')", 1, "OSError: broken\n"),
-        ("raise KeyboardInterrupt", 130, ""),
+        ("raise KeyboardInterrupt", 130, "interrupted\n"),
     ],
 )
 def test_status_and_last_words_are_kept(end: str, status: int, output: str) -> None:

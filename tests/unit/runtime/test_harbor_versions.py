@@ -49,7 +49,7 @@ typed_options = pytest.mark.skipif(VERSION < (0, 26), reason="Harbor reads optio
     ("kind", "own"),
     [
         (LocalEnvironment, {"max_processes", "network", "private_network", "rootfs", "setup_command", "workdir"}),
-        (ApptainerEnvironment, {"image_cache_dir", "overlay", "extra_args", "setup_command", "build_dockerfile"}),
+        (ApptainerEnvironment, {"image_cache_dir", "overlay", "network", "setup_command", "build_dockerfile"}),
         (DockerEnvironment, {"setup_command", "build_dockerfile", "keep_containers"}),
     ],
 )
@@ -73,7 +73,7 @@ def test_harbor_takes_the_options_that_a_sandbox_has_and_refuses_others(sandbox:
 @typed_options
 def test_a_wrong_option_is_refused_before_anything_starts() -> None:
     config = EnvironmentConfig(import_path=environment_config("local").import_path, kwargs={"network": "all"})
-    with pytest.raises(UsageError, match="network: Input should be 'task' or 'none'"):
+    with pytest.raises(UsageError, match="network: Input should be 'task', 'none' or 'machine'"):
         registry.preflight(config)
 
 

@@ -1,8 +1,11 @@
 """What is kept of a folder is found anew after each change of one of its files."""
 
+import _thread
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,14 +92,80 @@ def test_nothing_is_kept_while_a_further_change_could_have_the_same_time(
         results.get(folder, unread)
 
 
-def test_nothing_is_kept_of_a_folder_with_a_link(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["{outside}", "../elsewhere", "tests/../../elsewhere", "tests/deep/up/elsewhere"])
+def test_nothing_is_kept_of_a_folder_with_a_link_out_of_it(folder: Path, tmp_path: Path, target: str) -> None:
     (tmp_path / "elsewhere").write_text("one", encoding="utf-8")
-    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (folder / "tests" / "deep").mkdir()
+    if "up" in target:
+        (folder / "tests" / "deep" / "up").symlink_to("../../..")
+    (folder / "link").symlink_to(target.format(outside=tmp_path / "elsewhere"))
     settle()
     results = UntilChanged[str]()
     before = results.get(folder, text_of(folder))
     (tmp_path / "elsewhere").write_text("two", encoding="utf-8")
     assert results.get(folder, text_of(folder)) != before
+
+
+@pytest.mark.parametrize("target", ["../test.sh", "./more/../test.sh", "../../tests"])
+def test_a_folder_with_links_within_it_is_read_again_after_a_change(folder: Path, target: str) -> None:
+    (folder / "tests" / "more").mkdir()
+    link = folder / "tests" / "more" / "link"
+    link.symlink_to(target)
+    settle()
+    results = UntilChanged[str]()
+    before = results.get(folder, text_of(folder))
+    if ".." not in target.lstrip("./"):
+        assert results.get(folder, unread) == before
+    write_same_size(folder)
+    settle()
+    changed = results.get(folder, text_of(folder))
+    assert changed != before
+    link.unlink()
+    link.symlink_to("nothing")
+    settle()
+    assert results.get(folder, lambda: "the link's target") == "the link's target"
+
+
+class CountingLock:
+    """A lock that counts who has come to it."""
+
+    arrived = 0
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+
+    def __enter__(self) -> None:
+        CountingLock.arrived += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_threads_that_ask_during_a_look_share_the_next(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, looks, began, goes_on = unchanged._state, list[Path](), threading.Event(), threading.Event()  # pyright: ignore[reportPrivateUsage]  # the moment is the test
+
+    def slow(place: Path) -> bytes | None:
+        looks.append(place)
+        began.set()
+        assert goes_on.wait(60)
+        return look(place)
+
+    monkeypatch.setattr(unchanged, "_state", slow)
+    results = UntilChanged[str]()
+    with ThreadPoolExecutor(4) as pool:
+        monkeypatch.setattr(unchanged, "Lock", CountingLock)
+        first = pool.submit(results.get, folder, text_of(folder))
+        assert began.wait(60)
+        write_same_size(folder)
+        later = [pool.submit(results.get, folder, text_of(folder)) for _ in range(3)]
+        while CountingLock.arrived < 4:
+            time.sleep(0.01)
+        goes_on.set()
+        found = {item.result() for item in later}
+    assert first.result()
+    assert len(looks) == 2, "one that had begun, and one for all who asked meanwhile"
+    assert found == {text_of(folder)()}
 
 
 def test_results_are_bounded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

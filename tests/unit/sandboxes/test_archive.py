@@ -48,8 +48,8 @@ def packed(tmp_path: Path, docker: Callable[[str], None]) -> Callable[[bytes], N
     return hand_over
 
 
-async def fetch(target: Path, choice: Choice = ALL) -> None:
-    await downloads.download_dir("container", "/x", target, limit_bytes=_LIMIT, choice=choice)
+async def fetch(target: Path, choice: Choice = ALL, source: str = "/x") -> None:
+    await downloads.download_dir("container", source, target, limit_bytes=_LIMIT, choice=choice)
 
 
 def tar_of(*members: tuple[str, str | None], kind: bytes = tarfile.SYMTYPE) -> bytes:
@@ -147,6 +147,36 @@ async def test_an_earlier_link_is_replaced_and_never_followed(packed: Callable[[
     await fetch(target)
     assert [(target / name).read_text() for name in ("file", "folder/file")] == ["new", "new"]
     assert (tmp_path / "host" / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("source", "link", "to"),
+    [
+        ("/app/out", "app/out", "/"),
+        ("/app/out/", "out", "."),
+        ("/app/out", "app/out", ".."),
+        ("/app/out", "out", "/app/./"),
+        ("/app/in/out", "in/out", "../../app"),
+        ("/app/out/app", "out", "/"),
+        ("/app/out", ".dockerenv", None),
+    ],
+)
+async def test_a_directory_that_contains_the_link_to_it_is_refused(
+    packed: Callable[[bytes], None], tmp_path: Path, source: str, link: str, to: str | None
+) -> None:
+    packed(tar_of((link, to), ("more", None)))
+    with pytest.raises(SandboxError, match="a link leads to a directory that contains the link"):
+        await fetch(tmp_path / "target", source=source)
+    assert not (tmp_path / "target" / "more").exists()
+
+
+async def test_other_links_of_the_same_name_are_no_ways_to_it(packed: Callable[[bytes], None], tmp_path: Path) -> None:
+    packed(tar_of(("out", "more"), ("in/out", "/app"), ("more", None), (".dockerenv/x", None)))
+    await fetch(tmp_path / "target", source="/app/out")
+    assert (tmp_path / "target" / "out").read_text() == "new"
+    packed(tar_of((".dockerenv", None)))
+    await fetch(tmp_path / "root", source="/")
+    assert (tmp_path / "root" / ".dockerenv").exists()
 
 
 @pytest.mark.parametrize(

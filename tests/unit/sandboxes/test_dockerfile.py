@@ -34,7 +34,9 @@ def test_the_body_of_a_heredoc_is_no_instruction(opening: str, closing: str) -> 
         found = list(instructions(written))
         assert [instruction.name for instruction in found][-2:] == ["FROM", "COPY"]
         assert len(found) == 4
-        assert found[1].documents[0].content.startswith("from redis import Redis\nFROM inside:1\n")
+        content = found[1].documents[0].content
+        assert content.splitlines()[:2] == ["from redis import Redis", "FROM inside:1"]
+        assert ("\r" in content) == ("\r" in written)
         assert found[2].line == text[: text.index("FROM y")].count("\n") + 1
 
 
@@ -44,6 +46,8 @@ def test_a_document_keeps_its_words_and_whether_it_is_expanded() -> None:
     found = [(document.name, document.content, document.is_expanded) for document in instruction.documents]
     assert found == [("a", " $x \\y\n", True), ("b", "one\n  two\n", False), ("c", "", False), ("de", "", False)]
     assert instruction.documents[1].source == "\t\tone\n\t  two\n\tb"
+    (instruction,) = instructions("RUN <<-a\r\n\tone\r\n\ta\r\n")
+    assert instruction.documents[0].content == "one\r\n"
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,11 @@ SUPPORTED: dict[type[BaseEnvironment], set[str]] = {
     LocalEnvironment: {
         *("SupportsExecArgv", "SupportsExecPipes", "SupportsVerifierView", "SupportsCleanUp", "SupportsIsUp"),
         *("SupportsSetUpView", "SupportsWrittenPaths", "ReportsServices", "DeclaresKnownFailures"),
-        *("SupportsProcessCopies", "SupportsSharedView"),
+        *("SupportsProcessCopies", "SupportsSharedView", "SupportsBuild", "DeclaresCutRewards"),
     },
     DockerEnvironment: {
         *("SupportsExecArgv", "SupportsIsUp", "SupportsSharedSetup", "SupportsUnblocking", "DeclaresKnownFailures"),
+        "DeclaresCutRewards",
     },
     HarborsDocker: set(),
     FakeEnvironment: {"SupportsTerminal", "DeclaresKnownFailures"},

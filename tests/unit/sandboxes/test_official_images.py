@@ -1,18 +1,15 @@
 """Bases made for official images: of which release, with which Python, from which mirror; and one made for real."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from harbor_gym.errors import SandboxStartError, UsageError
-from harbor_gym.sandboxes.images import apt_mirrors, debian_base, official_images
-from harbor_gym.sandboxes.images.apt_mirrors import DEBIAN, UBUNTU, Mirror
-from harbor_gym.sandboxes.images.official_images import offline_base
+from harbor_gym.sandboxes.images import official_images
+from tests.helpers.bases import DEBIAN, UBUNTU, Mirror, apt_mirrors, ensure_base_tar, offline_base, provide
 from tests.helpers.engines import require_engine
 from tests.helpers.registries.image_registry import UNREACHABLE, in_place_of_docker_io
 from tests.helpers.sandboxes.local import make_sandbox, output, running
-from tests.unit.house.test_cli import run
 
 
 @pytest.mark.parametrize(
@@ -36,7 +33,7 @@ from tests.unit.house.test_cli import run
 )
 def test_short_references_are_spelled_out(reference: str, full: str, is_official: bool) -> None:
     assert official_images.full_reference(reference) == full
-    assert official_images.is_official(reference) is is_official
+    assert (official_images.base_name(reference) is not None) is is_official
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,7 @@ def test_both_kinds_of_apt_sources_are_read(tmp_path: Path) -> None:
         "Types: deb deb-src\n# a remark\nURIs: http://two/debian http://three/debian\nSuites: trixie trixie-updates\n"
         "Components: main\nSigned-By: /two.gpg\n\nTypes: deb\nURIs: http://off\nSuites: x\nEnabled: no\n"
     )
-    one, two, three = apt_mirrors.apt_mirrors(tmp_path)
+    one, two, three = apt_mirrors(tmp_path)
     assert one == Mirror("http://one/debian", ("bookworm",), ("main", "contrib"), "/k.gpg")
     assert two == Mirror("http://two/debian", ("trixie", "trixie-updates"), ("main",), "/two.gpg")
     assert three.uri == "http://three/debian"
@@ -163,7 +160,7 @@ OTHERS = Mirror("http://others/tools", ("bookworm",), ("main",), None)
 
 @pytest.fixture
 def keyrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(apt_mirrors, "_KEYRINGS", tmp_path)
+    monkeypatch.setattr("bases._KEYRINGS", tmp_path)
     for distribution in (DEBIAN, UBUNTU):
         monkeypatch.delenv(distribution.variable, raising=False)
     return tmp_path
@@ -200,11 +197,11 @@ async def test_a_mirror_that_does_not_deliver_is_named_with_what_to_do(
     require_engine("local")
     keyring = tmp_path / DEBIAN.keyring
     keyring.touch()
-    monkeypatch.setattr(apt_mirrors, "_KEYRINGS", tmp_path)
+    monkeypatch.setattr("bases._KEYRINGS", tmp_path)
     monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HARBOR_GYM_DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
     with pytest.raises(SandboxStartError, match=r"Debian 13 from http://127\.0\.0\.1:1/debian: .*HARBOR_GYM_DEBIAN_MI"):
-        await debian_base.ensure_base_tar(offline_base("debian:13"))
+        await ensure_base_tar(offline_base("debian:13"))
     assert not list((tmp_path / "cache" / "bases").iterdir())
 
 
@@ -226,11 +223,8 @@ async def test_debian_13_with_its_python_is_made_and_runs(tmp_path: Path, monkey
     for variable, value in in_place_of_docker_io(tmp_path, UNREACHABLE).items():
         monkeypatch.setenv(variable, value)
     name = "python:3.13.999-slim-trixie"
-    done = await asyncio.to_thread(run, "base", name)
-    assert (
-        done.stdout.splitlines()[-1]
-        == f"{name}: sandboxes use Debian 13 with Python 3.13 where the registry is out of reach"
-    )
+    made = await provide(name)
+    assert made == f"{name}: sandboxes use Debian 13 with Python 3.13 where the registry is out of reach"
     async with running(make_sandbox(tmp_path, dockerfile=f"FROM {name}\n")) as sandbox:
         printed = await output(sandbox, LOOK + "; true")
     assert printed.startswith(f"{EXPECTED}Python 3.13.")

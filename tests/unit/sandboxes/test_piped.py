@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.piped import PipedCommand
+from harbor_gym.sandboxes.supervisor.client import SupervisedSandbox
 
 
 def open_files() -> int:

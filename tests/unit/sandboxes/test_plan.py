@@ -1,12 +1,13 @@
 """The Dockerfile that buildah gets in a task's place."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from harbor_gym.errors import TaskError, TaskUnsupportedError
-from harbor_gym.sandboxes.images.context import Context
+from harbor_gym.sandboxes.images.context import Context, pick
 from harbor_gym.sandboxes.images.plan import LookNeeded, Plan, StageStart, planned, unknown_name
 from harbor_gym.sandboxes.images.recipe import read
 
@@ -195,15 +196,27 @@ def test_a_target_that_a_layer_would_take_for_a_deletion_is_refused(line: str, c
         plan(f"FROM a\n{line}\n", context)
 
 
+def test_the_variable_of_a_secret_that_is_not_given_is_empty(context: Context) -> None:
+    found = plan(
+        "FROM a\nARG V=T\nRUN --mount=type=secret,id=x,env=S --mount=type=secret,id=y,env=$V echo $S\nRUN x\n", context
+    )
+    assert found.text.splitlines()[-2:] == ['RUN ["env", "S=", "T=", "/bin/sh", "-c", "echo $S"]', "RUN x"]
+
+
+def test_a_pattern_without_files_makes_no_directory(context: Context) -> None:
+    text = plan("FROM a\nCOPY --chmod=700 none* /x/y/\n", context).text  # it asks for no part of the path, either
+    assert "/x" not in text
+
+
 def test_names_that_the_image_does_not_know_are_roots(context: Context) -> None:
     said = 'looking up UID/GID for "nobody2:crew": determining run uid: user: unknown user'
     assert unknown_name(said) == "u:nobody2"
     assert unknown_name(said.replace("uid", "gid")) == "g:crew"
     assert unknown_name("looking up") == ""
-    recipe, bases = read("FROM a\nCOPY --chown=u:g one /\nCOPY --chown=v:g one /\n"), {"a": StageStart(env=ENV)}
-    text = planned(recipe, bases, {}, context, unknown={"u:u", "g:g"}).text
-    assert "--chown=0 " in text
-    assert "--chown=v " in text
+    lines = "COPY --chown=u:g one /", "COPY --chown=v:g one /", "RUN adduser u", "COPY --chown=u:g one /"
+    recipe, bases = read("\n".join(["FROM a", *lines, ""])), {"a": StageStart(env=ENV)}
+    text = planned(recipe, bases, {}, context, unknown={(2, "u:u"), (2, "g:g")}).text
+    assert re.findall(r"--chown=(\S+)", text) == ["0", "v", "u:g"]  # the RUN may have made both
 
 
 @pytest.mark.parametrize(
@@ -212,6 +225,7 @@ def test_names_that_the_image_does_not_know_are_roots(context: Context) -> None:
         ("NOTHING x", "line 2, column 1", "NOTHING is no instruction"),
         ("COPY one", "line 2, column 1", "needs a source and a destination"),
         ("COPY --chmod=rwx one /tmp/", "line 2, column 1", "is no mode"),
+        ("COPY --from=a --chmod=rwx one /tmp/", "line 2, column 15", "is no mode"),
         ("COPY --chmod=u=x none /tmp/", "line 2, column 1", "none is not in the build context"),
         ("ENV A=b c", "line 2, column 9", "c has no '='"),
         ("USER ${A", "line 2, column 6", "missing|bad"),
@@ -226,9 +240,47 @@ def test_what_cannot_be_read_is_named_with_its_place(line: str, place: str, why:
         plan(f"FROM a\n{line}\n", context)
 
 
-def test_a_symbolic_mode_of_another_stages_files_is_refused(context: Context) -> None:
-    with pytest.raises(TaskUnsupportedError, match=r"line 3: --chmod=u=x with --from.*octal"):
-        plan("FROM a\nFROM a\nCOPY --from=0 --chmod=u=x /a /b\n", context)
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("0/made/1/x[1]", ['COPY --from=harbor-gym-picked --chown=5 ["/0/made/1/x\\\\\\\\[1]", "/b"]']),
+        ("0/made/1/", ['COPY --from=harbor-gym-picked --chown=5 ["/0/made/1/", "/b/"]']),
+        ("", []),
+    ],
+)
+def test_files_of_another_stage_with_a_symbolic_mode_are_picked_first(
+    answer: str, expected: list[str], context: Context
+) -> None:
+    text = "FROM a AS s\nRUN x\nFROM a\nCOPY --from=s --chmod=u=x --chown=5 --exclude=*.o /a* /b\n"
+    with pytest.raises(LookNeeded) as caught:
+        plan(text, context)
+    assert (caught.value.of, caught.value.plan.text) == (0, "FROM local/a AS s0\nRUN x\n")
+    assert caught.value.pick == {"sources": ["/a*"], "mode": "u=x", "excluded": ["*.o"]}
+    bases = {"a": StageStart(env=ENV)}
+    found = planned(read(text), bases, {}, context, directories={caught.value.key: answer}).text.splitlines()
+    assert found[3:] == expected
+
+
+def test_of_an_image_its_own_files_are_picked(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    (root / ".dockerignore").write_text("*")
+    for name in ("bin/x", "bin/y.o"):
+        (root / name).write_text(name)
+        (root / name).chmod(0o644)
+    (root / "sbin").symlink_to("/bin")
+    (root / "tool").symlink_to("/sbin/x")
+    for number, (sources, expected, modes) in enumerate([
+        (["/tool"], "1/tool", {"tool": 0o755}),
+        (["/sbin"], "1/", {"x": 0o755}),
+        (["/*bin/?"], "1/x", {"x": 0o755}),
+        (["/none*"], "", {}),
+    ]):  # fmt: skip
+        place = tmp_path / "picked" / str(number)
+        assert pick(root, place, sources=sources, mode="+x", excluded=["*.o"]) == expected
+        assert {path.name: path.stat().st_mode & 0o7777 for path in place.glob("made/1/*")} == modes
+    with pytest.raises(FileNotFoundError, match="none is not in the image"):
+        pick(root, tmp_path / "last", sources=["/none"], mode="+x", excluded=[])
 
 
 def test_each_step_of_buildah_leads_to_the_tasks_instruction(context: Context) -> None:

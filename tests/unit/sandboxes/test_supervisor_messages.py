@@ -31,6 +31,7 @@ CONFIG = SupervisorConfig(
     has_network=False,
     may_have_network=True,
     name_server="10.0.2.3",
+    etc={"hosts": "::1 localhost"},
     directories={"/tmp": 0o1777, "/app": None},
     is_rootless=False,
     has_own_ids=True,
@@ -39,9 +40,10 @@ CONFIG = SupervisorConfig(
     closed_networks=(),
     cgroups={"memory": (1, "/sys/fs/cgroup/memory/x")},
     limits=CgroupLimits(memory_bytes=1 << 20, cpus=0.5, max_processes=10),
+    image=("/usr/bin/squashfuse_ll", "-f"),
 )
 IDENTITY = Identity(0, 0, (0, 4), "/root")
-COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, "/run/x", IDENTITY, None, 3, "policy")
+COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, "/run/x", IDENTITY, "policy")
 TARGET = Target(7, "123", ((0, 1 << 20, 1 << 16),), {"pids": (2, "/x")}, True, ())
 
 

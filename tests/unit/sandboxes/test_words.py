@@ -1,5 +1,6 @@
 """Words of a Dockerfile and patterns of ignore files. Source of each value: Docker 28.5."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ VARIABLES = {"V": "a.b.c", "P": "/usr/lib/x.tar.gz", "S": "s", "E": "", "STAR": 
         ("${V/./-} ${V//./-} ${V/b/} ${P//\\//_} ${V//?/x}", "a-b.c a-b-c a..c _usr_lib_x.tar.gz xxxxx"),
         ("${N:-${M:-$V}}${S:+${V%.c}}", "a.b.ca.b"), ("${STAR%\\**} ${STAR##*\\*}", "a b"),
         ("'$V'\"$V\"\\$V", "$Va.b.c$V"), (r'"a\b\"\$\\" \a\b', r'a\b"$\ ab'), ("${N:-'a b'} ${N:-\"$S\"}", "a b s"),
+        ("${V//*/all} ${V/*/once} ${E//*/x} ${V//b*/-}", "all once x a.-"),
         ("$", "$"), ("a$ b", "a$ b"), ("$1x$S2", "x"), ("${P##*/}", "x.tar.gz"), ("${S:?no}${E?no}", "s"),
     ],
 )  # fmt: skip
@@ -57,6 +59,7 @@ def test_a_document_keeps_its_quotes_and_another_escape_is_one() -> None:
         (["a?", "[b-d]", "e[^f]", "\\*"], ["a", "ef", "x"], ["ab", "c", "ee", "*"]),
         ([" # word", "#no", "", "  x  ", "! x "], ["x", "no"], ["# word"]),
         (["**log"], ["logs"], ["log", "xlog", "a/xlog"]),
+        (["**.bak", "!end"], ["end", "end/x"], ["end/x.bak", "x.bak"]),
     ],
 )  # fmt: skip
 def test_the_last_pattern_that_matches_decides(lines: list[str], kept: list[str], left: list[str]) -> None:
@@ -79,7 +82,9 @@ def test_a_line_that_is_no_pattern_is_named(line: str) -> None:
         ("u+x,go-w", 0o666, 0o744), ("+x", 0o644, 0o755), ("a=rX", 0o640, 0o444), ("a=rX", 0o740, 0o555),
         ("g=u,o=", 0o741, 0o770),
         ("u=rwxs,g=u,o=,+t", 0o644, 0o5770), ("ug+s", 0o755, 0o6755), ("u=rw,u-w", 0o777, 0o477),
-        ("g-s", 0o2755, 0o755),
+        ("g-s", 0o2755, 0o755), ("+w", 0o444, 0o666), ("=r", 0o1755, 0o1444), ("o=r", 0o1755, 0o1754),
+        ("o+ts", 0o755, 0o755),
+        ("u=g", 0o4750, 0o4550), ("a-x,+X", 0o755, 0o755),
         ("4755", 0o600, 0o4755), ("", 0o640, 0o640), ("0", 0o777, 0),
     ],
 )  # fmt: skip
@@ -114,6 +119,7 @@ def test_a_context_is_without_the_ignored_files_and_never_leaves_itself(tmp_path
     (directory / "in").symlink_to("/a/b")
     (directory / "loop").symlink_to("loop")
     (directory / ".dockerignore").write_text("*\n!a/**/*.py\n!out\n!in\n!loop\n")
+    os.utime(directory / "a/x.py", (1000, 1000))
     (directory / "a").chmod(0o555)
     try:
         context = Context(directory, folder)
@@ -121,9 +127,11 @@ def test_a_context_is_without_the_ignored_files_and_never_leaves_itself(tmp_path
         (directory / "a").chmod(0o755)
     found = sorted(str(path.relative_to(context.directory)) for path in context.directory.rglob("*"))
     assert found == ["a", "a/b", "a/b/y.py", "a/x.py", "in", "loop", "out"]
+    assert (context.directory / "a/x.py").stat().st_mtime == 1000  # make would build anew what depends on a newer file
     assert context.find("a/*") == ["a/b", "a/x.py"]
     assert context.find("*/**/y.py") == ["a/b/y.py"]
     assert context.find("in/*") == ["in/y.py"]
+    assert context.find("i*/y.py") == []
     assert context.resolve("in") == context.directory / "a" / "b"
     assert context.resolve("out") is None
     assert context.resolve("loop") is None

@@ -12,7 +12,8 @@ if find_spec("skyrl") is None:
 
 from harbor_gym.adapters import skyrl
 from harbor_gym.errors import SamplerError, TaskError, UsageError
-from harbor_gym.testing import FakeEnvironment, write_tiny_task
+from harbor_gym.samplers import statuses
+from harbor_gym.testing import write_tiny_task
 from harbor_gym.types import Sample
 from tests.contract.players.episode import Script
 from tests.helpers import skyrl as sky
@@ -24,21 +25,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 SOLVE = message("echo done > /srv/answer\n")
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
 HERE = __name__
-
-
-class SecondIsLost(FakeEnvironment):
-    """A fake of which every second one does not start."""
-
-    made = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        SecondIsLost.made += 1
-        super().__init__(*args, **kwargs, fail={"start": 1} if SecondIsLost.made % 2 == 0 else {})
-
-
-class AllLost(FakeEnvironment):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, fail={"verifier": 1})
 
 
 def turn_of(prompt: Sequence[int]) -> int:
@@ -105,20 +91,6 @@ def test_an_engine_without_versions_can_not_cut_old_tokens() -> None:
         sky.make_generator(engine, {"max_token_staleness": 1})
 
 
-async def test_lost_episodes_run_again_before_they_are_masked(task: Path) -> None:
-    for retries, expected in ((1, 0), (0, 2)):
-        SecondIsLost.made = 0
-        own = {"sandbox": f"{HERE}:SecondIsLost", "max_retries": retries, "n_concurrent": 1}
-        generator = sky.make_generator(sky.SamplerEngine(Script((COMPLETE,))), own)
-        batch, _ = sky.make_input(task, size=4)
-        output = await generator.generate(batch)
-        metrics: Any = output.pop("rollout_metrics")
-        sky.validate_generator_output(4, output)
-        assert metrics["harbor/lost"] == expected
-        assert sum(not any(mask) for mask in output["loss_masks"]) == expected
-        assert SecondIsLost.made == (7 if retries else 4)
-
-
 async def test_an_engine_that_fails_ends_the_run_only_after_some_calls(task: Path) -> None:
     async def fail(prompt: Sequence[int]) -> Sample:
         raise OSError("connection refused")
@@ -129,6 +101,33 @@ async def test_an_engine_that_fails_ends_the_run_only_after_some_calls(task: Pat
     assert output["stop_reasons"] == ["error", "error"]
     with pytest.raises(SamplerError, match="connection refused"):
         await generator.generate(batch)
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+async def test_a_message_that_the_engine_fails_at_is_asked_for_again(
+    task: Path, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
+    failures = iter([True, True])
+
+    async def sometimes(prompt: Sequence[int]) -> Sample:
+        if next(failures, False):
+            raise StatusFailure(status)
+        return await Script((COMPLETE,))(prompt)
+
+    generator = sky.make_generator(sky.SamplerEngine(sometimes), {"max_retries": 0})
+    batch, _ = sky.make_input(task, size=1)
+    output: Any = await generator.generate(batch)
+    assert output["stop_reasons"] == ["stop"]
+    assert output["rollout_metrics"]["harbor/failed_attempts"] == 0
+
+
+class StatusFailure(Exception):
+    """A failure with a status, as SkyRL's remote client raises it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
 
 
 def thrice(rewards: Mapping[str, float]) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.bench.sandbox import started_environment
+from tests.benchmarks.sandbox import started_environment
 from tests.helpers.sandboxes.fake_episodes import FAKE
 
 FILES = 200

@@ -4,16 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harbor_gym.config import DEFAULT_MAX_RETRIES, AnyEpisode, MaxRetries, aliases
+from harbor_gym.adapters.tinker.branch import Branch
+from harbor_gym.config import DEFAULT_MAX_RETRIES, AgentEpisodeConfig, AnyEpisode, MaxRetries, OptionalPath, aliases
 from harbor_gym.stragglers import Stragglers
+from harbor_gym.tasks.receipts import Severity
 from harbor_gym.types import ExecutorKind
-
-if TYPE_CHECKING:
-    from harbor_gym.adapters.tinker.template import GroupTemplate
 
 
 class Backend(StrEnum):
@@ -77,6 +76,25 @@ BACKEND_DEFAULTS = {
     ),
 }
 
+LOCAL_MODEL_DEFAULTS = BackendDefaults(
+    model_name=None,
+    renderer_name="chat_template",
+    max_tokens=128,
+    max_context_tokens=2048,
+    num_batches=25,
+    learning_rate=5e-4,
+    save_every=5,
+    max_turns=10,
+)
+"""The defaults of the local backend for a named model."""
+
+
+def defaults_of(backend: Backend, model_name: str | None) -> BackendDefaults:
+    """Return the defaults of a backend and its model."""
+    is_named = backend is Backend.LOCAL and model_name is not None
+    return LOCAL_MODEL_DEFAULTS if is_named else BACKEND_DEFAULTS[backend]
+
+
 TASKS, HOW, ROLLOUTS, OUTPUT = "What to train on", "How to train", "Rollouts", "Where and what to keep"
 """Groups of fields, in the order in which ``--help`` lists them."""
 
@@ -89,7 +107,7 @@ def _by_backend(name: str, group: str, **constraints: Any) -> Any:
     """Return a field whose default is the backend's."""
 
     def default(validated: dict[str, Any]) -> Any:
-        return getattr(BACKEND_DEFAULTS[validated["backend"]], name)
+        return getattr(defaults_of(validated["backend"], validated.get("model_name")), name)
 
     return _made(group, default, **constraints)
 
@@ -101,14 +119,15 @@ def _made(group: str, default: Callable[[dict[str, Any]], Any], **constraints: A
 def _num_batches(validated: dict[str, Any]) -> int | None:
     if validated.get("epochs") is not None:
         return None
-    return BACKEND_DEFAULTS[validated["backend"]].num_batches
+    return defaults_of(validated["backend"], validated["model_name"]).num_batches
 
 
 class TrainConfig(BaseModel):
     """A training run on Harbor tasks with tinker-cookbook's RL loop.
 
     Each field is a flag of ``recipes/train.py``, and so is each field of ``env``. A field that takes the backend's
-    default is documented in :data:`BACKEND_DEFAULTS`.
+    default is documented in :data:`BACKEND_DEFAULTS`, or for a named model of the local backend in
+    :data:`LOCAL_MODEL_DEFAULTS`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -122,11 +141,17 @@ class TrainConfig(BaseModel):
     tasks: tuple[str, ...] = _field(TASKS, ())
     """git+URL@COMMIT#path, org/name@ref, or a path."""
 
-    registry_path: Path | None = _field(TASKS)
+    registry_path: OptionalPath = _field(TASKS)
     """registry.json to look names up in."""
 
     where: tuple[str, ...] = _field(TASKS, ())
     """Only tasks with difficulty=easy, keywords!=vim …"""
+
+    require_audit: OptionalPath = _field(TASKS)
+    """Folder of a harbor-gym audit: only tasks with a receipt there."""
+
+    refused_findings: Severity = _field(TASKS, Severity.ERROR)
+    """With --require-audit: leave out tasks with a finding as bad as this."""
 
     task_weights: dict[str, float] = _field(TASKS, {})
     """NAME=2 comes twice in an epoch."""
@@ -144,13 +169,16 @@ class TrainConfig(BaseModel):
     """Address of a Tinker-compatible server."""
 
     server_timeout_sec: float = _field(HOW, 300.0, gt=0)
-    """Longest wait for the embedded server to load its model, in seconds."""
+    """Longest pause without progress in the embedded server's start, in seconds; its duration has no limit."""
 
     model_name: str | None = _by_backend("model_name", HOW)
-    """Base model: a name, or a directory for the local backend, whose default is the embedded policy."""
+    """Base model: a name; for the local backend a directory or smollm2-135m, and by default the embedded policy."""
+
+    demonstrations: int | None = _field(HOW, ge=0)
+    """Demonstrations of the task on which a local model is fine-tuned first; 0 is none, as for a directory."""
 
     renderer_name: str = _by_backend("renderer_name", HOW)
-    """tinker-cookbook renderer."""
+    """tinker-cookbook renderer, or chat_template: the tokenizer's own."""
 
     max_tokens: int = _by_backend("max_tokens", HOW, ge=1)
     """Longest sampled message, in tokens."""
@@ -233,7 +261,7 @@ class TrainConfig(BaseModel):
     rollout_starts_per_sec: float | None = _field(ROLLOUTS, gt=0)
     """With Ray: starts of sandboxes per second, over all nodes."""
 
-    log_path: Path | None = _field(OUTPUT)
+    log_path: OptionalPath = _field(OUTPUT)
     """Folder of the run."""
 
     log_dir_exists: LogDirExists = _field(OUTPUT, LogDirExists.ASK)
@@ -261,25 +289,51 @@ class TrainConfig(BaseModel):
 
     _read_earlier_names = aliases.reading(aliases.TRAIN)
 
-    def group_template(self, env: AnyEpisode, model_name: str, transcripts_dir: Path) -> "GroupTemplate":
-        """Return the settings that the run's groups share.
+    @model_validator(mode="after")
+    def _require_fit(self) -> Self:
+        """Refuse settings with which the cookbook would fail, or compute wrong results, in the middle of a run."""
+        if (self.num_batches is None) == (self.epochs is None):
+            raise ValueError("give either --epochs or --num-batches")
+        weights = self.load_checkpoint_path
+        if weights is not None and not weights.startswith("tinker://"):
+            raise ValueError(
+                f"--load-checkpoint-path {weights} is no address of weights: give the state_path of a line in a run's "
+                "checkpoints.jsonl, which begins with tinker://"
+            )
+        if self.backend is Backend.LOCAL and self.base_url is not None:
+            raise ValueError("--backend local starts its own server; --base-url belongs to --backend tinker")
+        if self.demonstrations is not None and (self.backend is not Backend.LOCAL or self.model_name is None):
+            raise ValueError("--demonstrations fine-tunes a named model of --backend local: name one with --model-name")
+        if self.backend is Backend.TINKER and self.model_name is None:
+            raise ValueError("--backend tinker needs a --model-name")
+        self._require_players_fit()
+        self._require_steps_fit()
+        return self
 
-        Args:
-            env: The configuration's ``env``, with a task of the run.
-            model_name: The served model.
-            transcripts_dir: The folder of the run's transcripts.
-        """
-        from harbor_gym.adapters.tinker.template import GroupTemplate
+    def _require_players_fit(self) -> None:
+        if self.branch is not None:
+            Branch.parse(self.branch).require_fit(self.group_size)
+            if self.stragglers.is_active:
+                raise ValueError("--branch waits for episodes: it excludes --over-sample and --batch-deadline")
+        if not isinstance(self.env, AgentEpisodeConfig):
+            return
+        if self.branch is not None:
+            raise ValueError("--agent plays an episode that can't be copied: --branch belongs to our own loop")
+        if self.make_env is not None:
+            raise ValueError("--agent plays in sandboxes that Harbor starts: --make-env belongs to our own loop")
+        if self.warm_sandboxes:
+            raise ValueError("--agent plays in sandboxes that Harbor starts, and takes no --warm-sandboxes")
 
-        return GroupTemplate(
-            env=env,
-            model_name=model_name,
-            renderer_name=self.renderer_name,
-            max_tokens=self.max_tokens,
-            max_context_tokens=self.max_context_tokens,
-            group_size=self.group_size,
-            branch=self.branch,
-            transcripts_dir=transcripts_dir,
-            make_env=self.make_env,
-            trajectory_reward=self.trajectory_reward,
-        )
+    def _require_steps_fit(self) -> None:
+        parts = self.stream_minibatches
+        if parts is not None and self.groups_per_batch % parts:
+            raise ValueError(
+                f"--groups-per-batch {self.groups_per_batch} can't be divided in {parts} --stream-minibatches"
+            )
+        if parts is not None and self.observation_loss_weight:
+            raise ValueError("--observation-loss-weight needs a whole batch: it excludes --stream-minibatches")
+        if self.observation_loss_weight and self.loss_fn not in OBSERVATION_LOSSES:
+            known = ", ".join(OBSERVATION_LOSSES)
+            raise ValueError(f"--observation-loss-weight needs a --loss-fn of each token ({known}), not {self.loss_fn}")
+        if parts is not None and self.remove_constant_groups and self.max_steps_off_policy is None:
+            raise ValueError("--remove-constant-groups and --stream-minibatches: no batch may lack a mixed group")

@@ -38,7 +38,7 @@ class ChangedSetting:
         return f"{self.name} {self.before}, not {self.now}"
 
 
-def settle_folder(log_path: Path, config: TrainConfig) -> None:
+def prepare_folder(log_path: Path, config: TrainConfig) -> None:
     """Make a run's folder, or decide what to do with an existing one. Blocks, and may ask on the terminal.
 
     Raises:
@@ -63,8 +63,10 @@ def settle_folder(log_path: Path, config: TrainConfig) -> None:
 
 
 def write_run_config(log_path: Path, config: TrainConfig) -> None:
-    """Write every setting of a run into its folder, whole or not at all."""
-    document = {"format": RUN_FORMAT, "config": as_written(config)}
+    """Write every setting of a run, and the packages' versions, into its folder, whole or not at all."""
+    from harbor_gym.evaluation.provenance import versions
+
+    document = {"format": RUN_FORMAT, "config": as_written(config), "versions": versions()}
     replace_text(log_path / RUN_NAME, json.dumps(document, indent=1) + "\n")
 
 
@@ -115,6 +117,8 @@ def as_written(config: TrainConfig) -> dict[str, Any]:
     written["task_dirs"] = [str(path if is_shipped(path) else path.resolve()) for path in config.task_dirs]
     if config.registry_path is not None:
         written["registry_path"] = str(config.registry_path.resolve())
+    if config.require_audit is not None:
+        written["require_audit"] = str(config.require_audit.resolve())
     written["env"]["task_dir"] = str(config.env.task_dir.resolve())
     return written
 

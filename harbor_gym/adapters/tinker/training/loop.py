@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
+import warnings
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor
 
 from tinker_cookbook.rl import train as loop
 
 from harbor_gym import report
-from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
+from harbor_gym._runtime.console.progress import ShowBar
 from harbor_gym.adapters.tinker.branching import advantages_by_family
 from harbor_gym.adapters.tinker.dataset import worker_stock
 from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
@@ -26,10 +28,22 @@ from harbor_gym.pool import close_shared_pools
 _FAULT_POLL_SEC = 1.0
 
 
-async def run_loop(
-    run: TrainRun, service: ModelService, show: Callable[[str], None], bar: ShowBar = show_no_bar
-) -> None:
-    """Train to the last batch; if the run has a test set, evaluate the result and export the best checkpoint."""
+async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], None], bar: ShowBar) -> None:
+    """Train to the last batch; if the run is evaluated, evaluate the result and export the best checkpoint.
+
+    Args:
+        run: The result of :func:`harbor_gym.adapters.tinker.training.preparation.prepare`; its folder exists.
+        service: The service that samples and trains.
+        show: Takes each line about the run's progress.
+        bar: Takes the number of finished batches.
+
+    Raises:
+        HarborGymError: The infrastructure failed in a way that retries did not cure, or a task can't be used.
+    """
+    random.seed(run.config.seed)
+    # The cookbook calls methods that newer tinker versions deprecate.
+    for message in ("DEPRECATED: ", "Using the future as the SamplingClient"):
+        warnings.filterwarnings("ignore", message=message, category=FutureWarning)
     settings = run.config
     strategy = RetryThenMask(settings.max_retries, seed=settings.seed, stragglers=settings.stragglers)
     evaluator = await _evaluator(run, service, strategy)

@@ -56,10 +56,23 @@ class TrainRun:
             test_episodes: Episodes of each task in the test set; 0 makes no test set.
         """
         from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder  # needs the extra
+        from harbor_gym.adapters.tinker.template import GroupTemplate
 
         config = self.config
+        template = GroupTemplate(
+            env=self.env,
+            model_name=model_name,
+            renderer_name=config.renderer_name,
+            max_tokens=config.max_tokens,
+            max_context_tokens=config.max_context_tokens,
+            group_size=config.group_size,
+            branch=config.branch,
+            transcripts_dir=self.log_path / "transcripts",
+            make_env=config.make_env,
+            trajectory_reward=config.trajectory_reward,
+        )
         return HarborRLDatasetBuilder(
-            template=config.group_template(self.env, model_name, self.log_path / "transcripts"),
+            template=template,
             tasks=self.tasks,
             test_tasks=self.test_tasks,
             weights=config.task_weights,

@@ -12,10 +12,9 @@ from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.files import naming, one_run_at_a_time
 from harbor_gym._runtime.json_files import read_document
 from harbor_gym._runtime.shipped import folder_digest, resolve_shipped
-from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
-from harbor_gym.adapters.tinker.training.config import OBSERVATION_LOSSES, Backend, TrainConfig
-from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
+from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
+from harbor_gym.adapters.tinker.training.folder import prepare_folder, write_run_config
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.cluster.workers import require_shared_rate
 from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
@@ -23,7 +22,9 @@ from harbor_gym.config.snapshot import read_start
 from harbor_gym.episode.replay import require_start
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import require_endpoint
+from harbor_gym.starts import Starts
 from harbor_gym.tasks import filter_tasks, resolve_tasks, split_tasks
+from harbor_gym.tasks.receipts import audited_tasks
 
 TASKS_FORMAT = 1
 
@@ -40,6 +41,8 @@ async def prepare(config: TrainConfig) -> TrainRun:
 
     sources: Sequence[str | Path] = [*config.task_dirs, *config.tasks] or [config.env.task_dir]
     tasks = filter_tasks(await resolve_tasks(sources, registry_path=config.registry_path), config.where)
+    if config.require_audit is not None:
+        tasks = audited_tasks(tasks, config.require_audit, refused=config.refused_findings)
     train_tasks, test_tasks = split_tasks(
         tasks, test_fraction=config.test_fraction, test_tasks=config.test_tasks, seed=config.seed
     )
@@ -52,17 +55,53 @@ async def prepare(config: TrainConfig) -> TrainRun:
     )
     for task in run.tasks:
         await load_task(task.path, run.env)
-    await asyncio.to_thread(_check_start, run)
-    _check_rollouts(run)
+    if isinstance(run.env, TerminalEnvConfig):
+        await asyncio.to_thread(_require_starts, run.env, [task.path for task in run.train_tasks])
+    if len(run.train_tasks) > 1 and config.remove_constant_groups and config.max_steps_off_policy is None:
+        # The cookbook's loop would report the remaining groups' metrics under the wrong tasks.
+        raise UsageError("--remove-constant-groups with several tasks needs --max-steps-off-policy (0 will do)")
+    if len(run.train_tasks) > 1 and config.rollout_executor is not None and config.warm_sandboxes:
+        raise UsageError("--warm-sandboxes with --rollout-executor need a single task: no worker knows its next one")
+    find_make_env(config.make_env)
+    find_trajectory_reward(config.trajectory_reward)
+    require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
     if config.epochs is not None or config.task_weights:
         run.count_batches()
     await asyncio.to_thread(require_sandbox, run.env)
-    _check_service(config)
+    await _require_policy(config)
+    return run
+
+
+def _require_starts(env: TerminalEnvConfig, tasks: Sequence[Path]) -> None:
+    """Check that an episode of each task can begin where the configuration says."""
+    starts = Starts.read(env, in_tokens=True)
+    start = read_start(env) if starts is None else None
+    for task in tasks:
+        config = env.model_copy(update={"task_dir": task})
+        if starts is not None:
+            starts.draw(config, "")
+        elif start is not None:
+            require_start(start, config, folder_digest(task))
+
+
+async def _require_policy(config: TrainConfig) -> None:
+    """Check the model, its service and the agent that asks it."""
+    is_local, name = config.backend is Backend.LOCAL, config.model_name
+    if isinstance(config.env, AgentEpisodeConfig):
+        from harbor_gym.adapters.harbor.agents import require_agent, require_terminus_json
+
+        agent = require_agent(config.env)
+        if is_local and name is None:
+            require_terminus_json(agent)
     if config.base_url is not None:
         await require_endpoint(config.base_url)
-    if config.model_name is not None:
-        await asyncio.to_thread(_check_model, config, config.model_name)
-    return run
+    elif not is_local and not os.environ.get("TINKER_API_KEY"):
+        raise UsageError("TINKER_API_KEY is not set; set it, or train on this machine with --backend local")
+    if name is None or is_local:
+        return  # whoever starts the server here checks its model
+    from harbor_gym.adapters.tinker.sampling import codec_for
+
+    await asyncio.to_thread(codec_for, config.renderer_name, name)
 
 
 def default_log_path(config: TrainConfig) -> Path:
@@ -95,7 +134,7 @@ def claimed_folder(run: TrainRun) -> Generator[None]:
 
 
 def _claim(run: TrainRun) -> None:
-    settle_folder(run.log_path, run.config)
+    prepare_folder(run.log_path, run.config)
     path = run.log_path / "tasks.json"
     if path.is_file():
         before = read_document(path, remedy="remove it if the tasks are those that the run began with")
@@ -110,87 +149,3 @@ def _claim(run: TrainRun) -> None:
     document = {"format": TASKS_FORMAT, "tasks": rows, "test_tasks": run.test_tasks}
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")
     write_run_config(run.log_path, run.config)
-
-
-def _check_rollouts(run: TrainRun) -> None:
-    """Refuse settings with which the cookbook would fail, or compute wrong results, in the middle of a run."""
-    config = run.config
-    if (config.num_batches is None) == (config.epochs is None):
-        raise UsageError("give either --epochs or --num-batches")
-    weights = config.load_checkpoint_path
-    if weights is not None and not weights.startswith("tinker://"):
-        raise UsageError(
-            f"--load-checkpoint-path {weights} is no address of weights: give the state_path of a line in a run's "
-            "checkpoints.jsonl, which begins with tinker://"
-        )
-    if config.rollout_executor is not None and config.warm_sandboxes and len(run.train_tasks) > 1:
-        raise UsageError("--warm-sandboxes with --rollout-executor need a single task: no worker knows its next one")
-    find_make_env(config.make_env)
-    find_trajectory_reward(config.trajectory_reward)
-    require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
-    if isinstance(config.env, AgentEpisodeConfig):
-        _check_agent(config, config.env)
-    if config.branch is not None:
-        Branch.parse(config.branch).require_fit(config.group_size)
-        if config.stragglers.is_active:
-            raise UsageError("--branch waits for episodes to copy them: it excludes --over-sample and --batch-deadline")
-    parts = config.stream_minibatches
-    if parts is not None and config.groups_per_batch % parts:
-        raise UsageError(
-            f"--groups-per-batch {config.groups_per_batch} can't be divided in {parts} --stream-minibatches"
-        )
-    if config.observation_loss_weight:
-        if parts is not None:
-            raise UsageError("--observation-loss-weight needs a whole batch: it excludes --stream-minibatches")
-        if config.loss_fn not in OBSERVATION_LOSSES:
-            raise UsageError(
-                f"--observation-loss-weight needs a --loss-fn of each token ({', '.join(OBSERVATION_LOSSES)}), not "
-                f"{config.loss_fn}"
-            )
-    if not config.remove_constant_groups or config.max_steps_off_policy is not None:
-        return
-    if parts is not None:
-        raise UsageError("--remove-constant-groups and --stream-minibatches: a batch without a mixed group would fail")
-    if len(run.train_tasks) > 1:
-        # The cookbook's loop would report the remaining groups' metrics under the wrong tasks.
-        raise UsageError("--remove-constant-groups with several tasks needs --max-steps-off-policy (0 will do)")
-
-
-def _check_start(run: TrainRun) -> None:
-    own = run.env
-    if isinstance(own, TerminalEnvConfig) and (snapshot := read_start(own.start_from)) is not None:
-        for task in run.train_tasks:
-            env = own.model_copy(update={"task_dir": task.path})
-            require_start(snapshot, env, folder_digest(task.path))
-
-
-def _check_agent(config: TrainConfig, env: AgentEpisodeConfig) -> None:
-    from harbor_gym.adapters.harbor.agents import require_agent, require_terminus_json
-
-    agent = require_agent(env)
-    if config.backend is Backend.LOCAL and config.model_name is None:
-        require_terminus_json(agent)
-    if config.branch is not None:
-        raise UsageError("--agent plays an episode that can't be copied: --branch belongs to our own loop")
-    if config.make_env is not None:
-        raise UsageError("--agent plays in sandboxes that Harbor starts: --make-env belongs to our own loop")
-    if config.warm_sandboxes:
-        raise UsageError("--agent plays in sandboxes that Harbor starts, and takes no --warm-sandboxes")
-
-
-def _check_model(config: TrainConfig, model_name: str) -> None:
-    from harbor_gym.adapters.tinker.sampling import codec_for
-
-    if config.backend is Backend.LOCAL and not (Path(model_name) / "config.json").is_file():
-        raise UsageError(f"--backend local serves a model's directory, and {model_name} has no config.json")
-    codec_for(config.renderer_name, model_name)
-
-
-def _check_service(config: TrainConfig) -> None:
-    is_local = config.backend is Backend.LOCAL
-    if is_local and config.base_url is not None:
-        raise UsageError("--backend local starts its own server; --base-url belongs to --backend tinker")
-    if not is_local and config.model_name is None:
-        raise UsageError("--backend tinker needs a --model-name")
-    if not is_local and config.base_url is None and not os.environ.get("TINKER_API_KEY"):
-        raise UsageError("TINKER_API_KEY is not set; set it, or train on this machine with --backend local")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -35,14 +34,6 @@ class ModelService(Protocol):
         Raises:
             UsageError: The service can't provide the adapter.
         """
-        ...
-
-
-class OpenService(Protocol):
-    """Opens the service of a run during a block."""
-
-    def __call__(self, run: TrainRun) -> AbstractAsyncContextManager[ModelService]:
-        """Return the context manager."""
         ...
 
 

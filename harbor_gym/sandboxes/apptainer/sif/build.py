@@ -10,12 +10,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym._runtime.owners import TEMPORARY_PREFIX, is_alive, temporary_prefix
 from harbor_gym._runtime.rootless import is_rootless, remove_tree
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes.apptainer.programs import find_mksquashfs, find_runtime
 from harbor_gym.sandboxes.apptainer.sif.format import CONFIG_NAME, config_document
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.images.build import Image
 from harbor_gym.sandboxes.tools import contained, run_tool, tail
 

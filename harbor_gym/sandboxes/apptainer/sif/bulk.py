@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import filelock
 
+from harbor_gym._runtime.errors import HarborGymError
 from harbor_gym._runtime.files import replace_text
-from harbor_gym.errors import HarborGymError
 from harbor_gym.sandboxes.apptainer.sif import registry
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif, reference_in

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harbor_gym._runtime.processes import ask
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.image_settings import ImageSettings, config_of, settings_of
 from harbor_gym.sandboxes.supervisor.program.messages import ORDINARY_IDS
 from harbor_gym.sandboxes.tools import find_program

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.rootless import is_rootless
-from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.apptainer.programs import find_runtime
 from harbor_gym.sandboxes.apptainer.sif.build import partial_folder
+from harbor_gym.sandboxes.errors import SandboxStartError
 from harbor_gym.sandboxes.tools import contained, run_tool, tail
 
 _REFERENCE = re.compile(r"(oras|docker|library|https?)://.+")

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import platform
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,12 +17,15 @@ from pathlib import Path
 
 import filelock
 
+from harbor_gym._runtime.cache import building
 from harbor_gym._runtime.console.progress import ticking
-from harbor_gym.errors import MissingDependencyError, SandboxStartError
+from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym.sandboxes.apptainer.sif import registry
 from harbor_gym.sandboxes.apptainer.sif.build import build_sif
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage, read_sif
-from harbor_gym.sandboxes.images.build import ImageSource, content_hash, hold_image
+from harbor_gym.sandboxes.errors import SandboxStartError
+from harbor_gym.sandboxes.images.build import ImageSource, content_hash, failing_together, hold_image
+from harbor_gym.sandboxes.tools import limited
 
 _logger = logging.getLogger(__name__)
 
@@ -100,7 +104,8 @@ async def provide_sif(
     Args:
         source: The image's source.
         directory: The folder, made if absent.
-        build_timeout_sec: Ceiling on the build, in seconds, including the wait for another builder.
+        build_timeout_sec: Ceiling on a pull, a build and its packing each, in seconds from its own start. The waits
+            for a processor, and for another builder of the file, whose failure is this call's too, are no part of it.
         force: Pull or build anew, in place of an existing file.
         registry_path: Registry to search before building or pulling, as ``oras://HOST/PATH``.
 
@@ -115,30 +120,24 @@ async def provide_sif(
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     if target.is_file() and not force:
         return Stored(await asyncio.to_thread(read_sif, target))
-    scope = asyncio.timeout(build_timeout_sec)
-    try:
-        async with scope, _locked(target):
-            if target.is_file() and not force:  # the lock's last holder has made it
-                return Stored(await asyncio.to_thread(read_sif, target))
-            named = None if registry_path is None or force else reference_in(registry_path, key)
-            with ticking(f"making the SIF file of {source}"):
-                await _make(source, target, named, build_timeout_sec, force=force)
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        raise SandboxStartError(
-            f"the image of {source} was not ready within {build_timeout_sec:g} s (build_timeout_sec)"
-        ) from None
+    asked = time.monotonic()
+    async with _locked(target):
+        if target.is_file() and not force:  # the lock's last holder has made it
+            return Stored(await asyncio.to_thread(read_sif, target))
+        named = None if registry_path is None or force else reference_in(registry_path, key)
+        with failing_together(str(target), asked), ticking(f"making the SIF file of {source}"):
+            await _make(source, target, named, build_timeout_sec, force=force)
     return Stored(await asyncio.to_thread(read_sif, target), is_new=True)
 
 
 async def _make(source: SifSource, target: Path, named: str | None, build_timeout_sec: float, *, force: bool) -> None:
-    missing = None if named is None else await _pull_if_there(named, target)
-    if named is not None and missing is None:
-        return
-    if source.docker_image is not None and registry.is_reference(source.docker_image):
-        await registry.pull(source.docker_image, target)
-        return
+    async with limited(build_timeout_sec, lambda: f"pulling the image of {source}"):
+        missing = None if named is None else await _pull_if_there(named, target)
+        if named is not None and missing is None:
+            return
+        if source.docker_image is not None and registry.is_reference(source.docker_image):
+            await registry.pull(source.docker_image, target)
+            return
     try:
         image, held = await hold_image(source.image_source, build_timeout_sec=build_timeout_sec, force_build=force)
     except MissingDependencyError as exc:
@@ -146,7 +145,8 @@ async def _make(source: SifSource, target: Path, named: str | None, build_timeou
             raise
         raise MissingDependencyError(f"{missing}; and nothing here can build it: {exc}") from exc
     try:
-        await build_sif(image, target)
+        async with building(), limited(build_timeout_sec, lambda: f"packing the image of {source}"):
+            await build_sif(image, target)
     finally:
         held.release()
 

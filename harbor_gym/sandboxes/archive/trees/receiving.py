@@ -33,15 +33,15 @@ class IntoSandbox:
     directory_mode = 0o700
     """Mode of a new directory until it is settled."""
 
-    def settle_file(self, handle: int, record: Record) -> None:
+    def finish_file(self, handle: int, record: Record) -> None:
         """Give a written file its owner, mode and time."""
         os.fchown(handle, 0, 0)
         os.fchmod(handle, record.mode & 0o7777)
         os.utime(handle, ns=(record.mtime_ns, record.mtime_ns))
 
-    settle_directory = settle_file
+    finish_directory = finish_file
 
-    def settle_link(self, place: int, name: bytes) -> None:
+    def finish_link(self, place: int, name: bytes) -> None:
         """Give a link its owner."""
         os.chown(name, 0, 0, dir_fd=place, follow_symlinks=False)
 
@@ -80,16 +80,16 @@ class OntoHost(IntoSandbox):
 
     directory_mode = 0o777
 
-    def settle_file(self, handle: int, record: Record) -> None:
+    def finish_file(self, handle: int, record: Record) -> None:
         """Give a written file its mode and time."""
         kept = 0o755 if record.mode & stat.S_IXUSR else 0o644
         os.fchmod(handle, record.mode & kept | 0o600)
         os.utime(handle, ns=(record.mtime_ns, record.mtime_ns))
 
-    def settle_directory(self, handle: int, record: Record) -> None:
+    def finish_directory(self, handle: int, record: Record) -> None:
         """Leave a directory as it was made."""
 
-    def settle_link(self, place: int, name: bytes) -> None:
+    def finish_link(self, place: int, name: bytes) -> None:
         """Leave a link as it was made."""
 
     def takes_link(self, target: bytes, depth: int) -> bool:
@@ -125,13 +125,13 @@ class Receiver:
             OSError: An entry can't be written.
         """
         places = [directory]
-        settle: list[tuple[Record, bool]] = []
+        unfinished: list[tuple[Record, bool]] = []
         try:
             while (record := self._stream.receive()).kind != END:
-                if record.kind == LEAVE and settle:
-                    entered, is_new = settle.pop()
+                if record.kind == LEAVE and unfinished:
+                    entered, is_new = unfinished.pop()
                     if is_new:
-                        self._rules.settle_directory(places[-1], entered)
+                        self._rules.finish_directory(places[-1], entered)
                     os.close(places.pop())
                     continue
                 name, _, rest = record.body.partition(b"\0")
@@ -140,11 +140,11 @@ class Receiver:
                     self._allowance.check_depth(len(places), name)
                     handle, is_new = self._enter(places[-1], name)
                     places.append(handle)
-                    settle.append((record, is_new))
+                    unfinished.append((record, is_new))
                 elif record.kind == FILE:
                     self.write_file(places[-1], name, record)
                 elif record.kind == LINK:
-                    self._make_link(places[-1], name, rest, len(settle))
+                    self._make_link(places[-1], name, rest, len(unfinished))
                 elif record.kind == HARD_LINK:
                     self._make_hard_link(places, name, rest)
                 else:
@@ -185,7 +185,7 @@ class Receiver:
             return
         try:
             self.write_content(handle, record)
-            self._rules.settle_file(handle, record)
+            self._rules.finish_file(handle, record)
         except BaseException:
             os.unlink(name, dir_fd=place)
             raise
@@ -212,6 +212,7 @@ class Receiver:
             OSError: It can't be written.
         """
         self._allowance.take_bytes(record.size, record.body)
+        end = -1
         while (segment := self._stream.receive()).kind == SEGMENT:
             self._allowance.check()
             if segment.size + len(segment.body) > record.size:
@@ -220,9 +221,10 @@ class Receiver:
             while rest and handle >= 0:
                 count = os.pwrite(handle, rest, offset)
                 rest, offset = rest[count:], offset + count
+            end = max(end, offset)
         if segment.kind != FILE_END or segment.size > record.size:
             raise TransferError("the other side of the transfer sends records out of order")
-        if handle >= 0:
+        if handle >= 0 and segment.size != end:
             os.ftruncate(handle, segment.size)
 
     def _make_link(self, place: int, name: bytes, target: bytes, depth: int) -> None:
@@ -236,7 +238,7 @@ class Receiver:
             except IsADirectoryError:
                 return
             os.symlink(target, name, dir_fd=place)
-        self._rules.settle_link(place, name)
+        self._rules.finish_link(place, name)
 
     def _make_hard_link(self, places: list[int], name: bytes, target: bytes) -> None:
         """Make a hard link to an earlier file of the tree; if there is none, make nothing."""

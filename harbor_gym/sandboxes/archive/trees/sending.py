@@ -24,6 +24,9 @@ from .records import (
     join,
 )
 
+_BLOCK_BYTES = 4096
+"""Most file systems store no part of a smaller file."""
+
 
 class Sender:
     """Reads files and sends them, without devices, FIFOs, sockets, and entries that have disappeared meanwhile.
@@ -144,6 +147,8 @@ class Sender:
         if size == 0:
             content = _read_unsized(handle)
             size = len(content)
+        elif size <= _BLOCK_BYTES or size <= min(CHUNK_BYTES, status.st_blocks << 9):
+            content = os.pread(handle, size, 0)  # it has no holes; with fewer bytes, it has become shorter
         self._allowance.take_bytes(size, path)
         self._send_waiting()
         mode = stat.S_IMODE(status.st_mode)
@@ -153,7 +158,7 @@ class Sender:
         self._stream.send(FILE, mode=mode, mtime_ns=status.st_mtime_ns, size=size, body=name)
         if content:
             self._stream.send(SEGMENT, body=content)
-            self._stream.send(FILE_END, size=size)
+            self._stream.send(FILE_END, size=len(content))
             return
         for start, end in _data(handle, size):
             offset = start

@@ -1,9 +1,9 @@
 """Dump the processes below one root to memory, with the files of their sandbox, and restore them in another sandbox.
 
-CRIU does it, inside the sandbox's own namespaces, so that it has no namespace and no mount to save. Nothing of the
-sandbox's is loaded into it: it starts outside, with its libraries, and enters as its first act (``_entering``). Files
-are copied while the dumped processes stand still: CRIU reports ``post-dump`` then, and waits for an answer. Before it
-touches what it has stopped it reports ``query-ext-files``: what it would leave out is looked for then.
+CRIU does both. It runs inside the sandbox's own namespaces, so that it has no namespace and no mount to save. It loads
+no file of the sandbox: it starts outside with its libraries, and enters before its first instruction (``_entering``).
+It pauses twice for an answer: with ``query-ext-files`` when all processes are frozen and none is changed, where we
+look for what it would leave out, and with ``post-dump``, where we copy the files.
 
 Source: criu(8), criu's images/rpc.proto, images/inventory.proto, images/core.proto and images/sk-packet.proto,
 prctl(2), prlimit(2), elf(5), ld.so(8).
@@ -54,17 +54,17 @@ _LOG = "criu.log"
 _DUMP, _NOTIFY = 1, 6
 """Of rpc.proto's criu_req_type."""
 _BEFORE, _BEHIND = b"query-ext-files", b"post-dump"
-"""What it reports when all stand still and it has touched none, and when it has left them and they still stand."""
+"""CRIU's notification when all processes are frozen and none is changed; that when it is done and they still are."""
 _MESSAGE_BYTES = 1 << 16
 _MOST_PID = 1 << 22
 _TREE_SEC, _VFORK_SEC, _PAUSE_SEC = 1.0, 0.5, 0.01
 _FIRST = 1
 _NOTES, _OUR_NOTES, _NOTES_HANDLE = b"/run/criu.kdat", b"/dev/fd/999", 999
-"""Where CRIU has its notes on the kernel, which in the sandbox would be the policy's; where it finds ours."""
+"""The file in which CRIU caches the kernel's features, which in the sandbox the policy could write; ours instead."""
 _NO_ERROR = "RLIMIT_NOFILE for self"
-"""CRIU goes on after that."""
+"""What CRIU logs as an error although it goes on."""
 _REPLACED = "Can't create link remap for "
-"""What CRIU says of a deleted file that has another name, or is the image's."""
+"""CRIU's message about a deleted file that has another name, or belongs to the image."""
 
 _CAPABILITY = "security.capability"
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
@@ -85,7 +85,7 @@ _UNPACK = ("/bin/tar", "--extract", "--preserve-permissions", "--same-owner", "-
 
 
 class HarmError(CheckpointError):
-    """CRIU was killed while its code was in processes: the kernel lets them go with it."""
+    """CRIU was killed while its code ran in the dumped processes, which may be damaged."""
 
 
 # --- protocol buffers, as far as CRIU's need them ---------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Place(NamedTuple):
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None]:
-        """See the sandbox's files, for a moment."""
+        """Be in the sandbox's mount namespace during the block."""
         os.setns(self.mounts, os.CLONE_NEWNS)
         try:
             yield
@@ -169,7 +169,7 @@ class Place(NamedTuple):
 
 
 def room(config: SupervisorConfig) -> int:
-    """Return how many bytes a dump may have: what the sandbox's files and memory may, and half of the machine's free.
+    """Return a dump's limit in bytes: that of the sandbox's files and memory, at most half of the available memory.
 
     Processes that share memory since their fork have it in a dump several times.
     """
@@ -180,7 +180,7 @@ def room(config: SupervisorConfig) -> int:
 
 
 def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
-    """Dump a process and all below it, and the sandbox's files, while nothing there runs. They run on.
+    """Dump a process and its descendants, and the sandbox's files, while all are frozen. They resume afterwards.
 
     Args:
         place: The sandbox.
@@ -212,7 +212,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
 
     taken: list[Input] = []
 
-    def look() -> None:
+    def take_input_out() -> None:
         with place.entered():
             tree = _split(root)[0]
             require_none(tree)
@@ -235,7 +235,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
         enter += _becoming(owner, 0)
     sock, pid = _serve(criu, images, place, enter)
     try:
-        _ask_for_dump(sock, pid, images, root, {_BEFORE: look, _BEHIND: copy_files})
+        _ask_for_dump(sock, pid, images, root, {_BEFORE: take_input_out, _BEHIND: copy_files})
     except HarmError as exc:
         return {"harm": str(exc)}
     except CheckpointError:
@@ -252,7 +252,7 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
 
 
 def _require_room(memory: int) -> None:
-    """Say so where a dump's directory is full.
+    """Check that a dump's directory is not full.
 
     Raises:
         CheckpointError: It is.
@@ -304,7 +304,7 @@ def _ask_for_dump(
 
 
 def pass_ids(last: int) -> None:
-    """Let the next processes of the sandbox have ids above ``last``: the others are taken by what is restored."""
+    """Make the sandbox's next processes have ids above ``last``: restored processes take the others."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -444,7 +444,7 @@ def _start(
 
 
 def _watch(pid: int, limit_ms: int) -> None:
-    """Let another process kill CRIU when its time is up: what it froze runs on then. The policy may have stopped it."""
+    """Fork a watchdog that kills CRIU after the limit, also if the policy stopped it; what is frozen then resumes."""
     watched = os.pidfd_open(pid)
     if os.fork():
         os.close(watched)
@@ -540,7 +540,7 @@ def _message_queues() -> list[str]:
 
 
 def _processes() -> dict[int, int]:
-    """Return the processes of the sandbox whose files are seen: each with its parent."""
+    """Return process → parent of the sandbox whose /proc is mounted here."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdecimal():
@@ -613,7 +613,7 @@ def _require_no_others(root: int) -> None:
 
 
 def _end_children() -> None:
-    """End CRIU, what it started and who watches it: the policy may have stopped some."""
+    """Kill CRIU, its children and its watchdog, also where the policy has stopped them."""
     while children := [pid for pid, parent in _processes().items() if parent == os.getpid()]:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
@@ -622,7 +622,7 @@ def _end_children() -> None:
 
 
 def _owner_of(pids: Sequence[int]) -> tuple[int, int]:
-    """Return whose the processes are; where this process may not look at others' limits, they have to be one user's."""
+    """Return the user and group of the processes. Without CAP_SYS_RESOURCE all must have the same."""
     first: tuple[int, int] | None = None
     for pid in pids:
         try:

@@ -10,6 +10,7 @@ import resource
 import signal
 import stat
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple, NoReturn
 
 import accounts
@@ -19,7 +20,7 @@ from kernel import cgroups, system_calls
 from kernel.calls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, drop_privileges
 from kernel.capabilities import RANKS
 from kernel.steps import ANY, AT_FDCWD, Steps
-from messages import MAX_OPEN_FILES, OPEN_FILES, CommandSpec
+from messages import MAX_OPEN_FILES, OPEN_FILES, CgroupLimits, CommandSpec
 
 _MAX_ARGUMENT_BYTES = 128 << 10
 """Linux's MAX_ARG_STRLEN: the longest single argument execve takes, with its NUL."""
@@ -84,6 +85,22 @@ def limits() -> list[tuple[int, int, int]]:
     return found
 
 
+def substitutes(
+    limits: CgroupLimits, places: dict[str, tuple[int, str]], *, is_rootless: bool
+) -> list[tuple[int, int]]:
+    """Return the limits of a command in place of control groups that can't be made: kind and limit.
+
+    They are the memory of each process by itself, in bytes, and each user's number of processes, which does not limit
+    the machine's root.
+    """
+    found: list[tuple[int, int]] = []
+    if limits.memory_bytes and "memory" not in places:
+        found.append((resource.RLIMIT_DATA, limits.memory_bytes))
+    if limits.max_processes and is_rootless and "pids" not in places:
+        found.append((resource.RLIMIT_NPROC, limits.max_processes))
+    return found
+
+
 def set_limits(steps: Steps) -> None:
     """Set :func:`limits`."""
     for kind, soft, hard in limits():
@@ -99,6 +116,7 @@ def steps_of(
     report: int,
     cgroup_fds: list[int],
     *,
+    further_limits: Iterable[tuple[int, int]] = (),
     mount_namespace: int = -1,
     user_namespace: int = -1,
     dies_with_parent: bool = False,
@@ -109,6 +127,7 @@ def steps_of(
         command: The command.
         report: Gets a failure; the exit status is 126 then.
         cgroup_fds: Descriptors of the sandbox's control groups.
+        further_limits: The sandbox's :func:`substitutes`.
         mount_namespace: A descriptor of the one to enter; -1 if the process is there.
         user_namespace: A pidfd of a process of the sandbox, whose user namespace it enters; -1 if it is there.
         dies_with_parent: Whether it ends with its parent.
@@ -139,10 +158,8 @@ def steps_of(
     if spec.joins_outputs:
         steps.call("dup3", 1, 2, 0)
     set_limits(steps)
-    if limit := spec.data_limit_bytes:
-        _limit(steps, resource.RLIMIT_DATA, limit, limit)
-    if limit := spec.user_processes:
-        _limit(steps, resource.RLIMIT_NPROC, limit, limit)
+    for kind, limit in further_limits:
+        _limit(steps, kind, limit, limit)
     # By the static program: a file inside whose interpreter is /proc/self/exe finds that, and never the host's Python.
     steps.execute(command.path, command.argv, command.environment)
     return steps

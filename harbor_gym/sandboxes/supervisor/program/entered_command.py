@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of
+from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of, substitutes
 from kernel import cgroups, programs, system_calls
 from kernel.calls import MemoryKills, become_root, harden_self
 from kernel.ids import outside_of
@@ -15,12 +15,11 @@ from kernel.steps import failure
 from messages import CommandSpec, Target, parse
 
 
-def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
+def enter(request: dict[str, Any]) -> int:
     """Run one command in a running sandbox with this process's stdio; return the command's exit status.
 
     Args:
         request: The sandbox, and the command.
-        view_namespace: The mount namespace of the verifier's view, if the command runs there; else -1.
     """
     target, spec = parse(Target, request["target"]), parse(CommandSpec, request["spec"])
     init = target.init
@@ -36,6 +35,8 @@ def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
         return 125
     harden_self()
     become_plain()
+    if target.limits.processors:
+        os.sched_setaffinity(0, target.limits.processors)
     system_calls.prepare(target.filters)
     user_namespace = -1
     if target.is_rootless:
@@ -45,14 +46,18 @@ def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
     else:
         os.setns(pidfd, target.namespaces | os.CLONE_NEWNS)
         user_namespace = pidfd
-    if view_namespace >= 0:
-        os.setns(view_namespace, os.CLONE_NEWNS)
-        os.close(view_namespace)
     report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         command = resolve(spec)
         owner = [outside_of(target.ids, number) for number in (command.uid, command.gid)]
-        steps = steps_of(command, report_write, cgroup_fds, user_namespace=user_namespace, dies_with_parent=True)
+        steps = steps_of(
+            command,
+            report_write,
+            cgroup_fds,
+            further_limits=substitutes(target.limits, target.cgroups, is_rootless=target.is_rootless),
+            user_namespace=user_namespace,
+            dies_with_parent=True,
+        )
     except (RequestError, ValueError) as exc:
         print(f"harbor_gym: {exc}", file=sys.stderr)  # noqa: T201  # a script's own stderr
         return REFUSED

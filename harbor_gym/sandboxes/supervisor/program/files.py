@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections.abc import Mapping
 
 from grading import removal
 from kernel.steps import ANY, AT_FDCWD, KEPT, Steps
@@ -10,7 +11,8 @@ from kernel.steps import ANY, AT_FDCWD, KEPT, Steps
 PROGRAM_PATHS = ("/bin", "/usr/bin", "/usr/local/bin")
 SHELLS = ("bash", "sh")
 NO_SHELL = "there is neither bash nor /bin/sh: a task's image needs a shell"
-RESOLVER = "/etc/resolv.conf"
+ETC = "/etc"
+RESOLVER = f"{ETC}/resolv.conf"
 
 
 def remake_directories(modes: dict[str, int | None]) -> None:
@@ -64,22 +66,24 @@ def make_directory_by(steps: Steps, path: str, *, replaces: bool = False) -> Non
                 steps.call("mkdirat", AT_FDCWD, above, 0o777, what=what)
 
 
-def name_server(address: str, owner: int = 0) -> None:
-    """Make a name server the sandbox's only one.
+def write_etc(contents: Mapping[str, str], owner: int = 0) -> None:
+    """Write files of the sandbox's /etc, replacing entries with their names.
 
     Args:
-        address: Its address.
-        owner: The file's owner: the id of the sandbox's root in this process's user namespace.
+        contents: Name → content.
+        owner: The files' owner: the id of the sandbox's root in this process's user namespace.
 
     Raises:
-        OSError: The file can't be written.
+        OSError: One can't be written.
     """
-    directory, name = os.path.split(RESOLVER)
-    if problem := removal.make_again(directory, [owner, owner, 0o755], owner):
+    if not contents:
+        return
+    if problem := removal.make_again(ETC, [owner, owner, 0o755], owner):
         raise OSError(problem)
-    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    place = os.open(ETC, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        write_file(place, name, f"nameserver {address}\n".encode(), owner=owner)
+        for name, content in contents.items():
+            write_file(place, name, content.encode(), owner=owner)
     finally:
         os.close(place)
 

@@ -1,4 +1,4 @@
-"""What CRIU leaves out of a dump without a word: it is refused by name, or noted and set again after a restore.
+"""What CRIU omits from a dump without an error: we refuse it by name, or record it and set it after a restore.
 
 Source: CRIU 4.2's sk-queue.c, tty.c and eventfd.c, proc(5), ioctl_tty(2), termios(3), unix(7), ioprio_set(2).
 """
@@ -19,7 +19,7 @@ from kernel.calls import pidfd_getfd
 _PORTS = {"udp": "UDP", "udp6": "UDP", "udplite": "UDP-Lite", "udplite6": "UDP-Lite", "icmp": "ping", "icmp6": "ping"}
 """Files of /proc/net with sockets whose unread messages are lost."""
 _THREADS, _INPUT = "threads.json", "input.json"
-"""Beside CRIU's images: of each thread what is not usual, and of each terminal the input that nobody has read."""
+"""Files beside CRIU's images: the unusual attributes of each thread, and the unread input of each terminal."""
 _IOPRIO_SET, _IOPRIO_GET, _OF_THREAD = 251, 252, 1
 """Of x86_64."""
 _SO_PEEK_OFF = 42
@@ -37,7 +37,7 @@ class CheckpointError(ValueError):
 
 
 def require_none(pids: Sequence[int]) -> None:
-    """Check that these processes, which stand still, have nothing that a copy would lack.
+    """Check that frozen processes have nothing that a copy would lack.
 
     Raises:
         CheckpointError: One has; the text names it.
@@ -67,7 +67,7 @@ def require_none(pids: Sequence[int]) -> None:
 
 
 def _descriptors(pids: Sequence[int]) -> Iterator[tuple[int, int, str]]:
-    """Yield process, number and link of each descriptor."""
+    """Yield each descriptor as its process, its number and its link."""
     for pid in pids:
         with contextlib.suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
@@ -77,7 +77,7 @@ def _descriptors(pids: Sequence[int]) -> Iterator[tuple[int, int, str]]:
 
 @contextlib.contextmanager
 def _taken(pid: int, number: int) -> Generator[int]:
-    """Yield a descriptor of this process's own for another one's."""
+    """Yield a duplicate of another process's descriptor."""
     process = os.pidfd_open(pid)
     try:
         handle = pidfd_getfd(process, number)
@@ -138,30 +138,30 @@ def _require_plain_count(who: str, pid: int, number: int) -> None:
 
 
 class Input(NamedTuple):
-    """What waits in a terminal's input. CRIU would read whole lines, and type them again behind a half one."""
+    """A terminal's unread input. CRIU would read its complete lines, and type them again after an incomplete one."""
 
     terminal: str
     handle: int
     lines: tuple[str, ...]
-    """In hexadecimal digits, each as one read has it: without a newline where an end of file stands behind it."""
+    """The complete lines in hexadecimal digits. One without a newline was completed by an end of file (Ctrl-D)."""
 
     part: str
-    """What is no line yet, or not read in lines."""
+    """The incomplete line, or all input of a terminal that is not read by lines; in hexadecimal digits."""
 
 
 def take_input(pids: Sequence[int]) -> list[Input]:
-    """Take out what waits in the terminals of these processes, which stand still, for :func:`put_back`."""
+    """Read the unread input of the terminals of frozen processes; :func:`put_back` returns it to them."""
     terminals = {link for _, _, link in _descriptors(pids) if link.startswith("/dev/pts/") and link[9:].isdecimal()}
     return [taken for terminal in sorted(terminals) if (taken := _take(terminal)) is not None]
 
 
 def note_input(images: int, taken: Sequence[Input]) -> None:
-    """Write down for a copy what was taken."""
+    """Record the input for a copy."""
     _write(images, _INPUT, {each.terminal: (each.lines, each.part) for each in taken})
 
 
 def put_back(taken: list[Input]) -> None:
-    """Let what was taken wait again, unchanged and unseen."""
+    """Return the input to its terminals, unchanged and without echo."""
     while taken:
         each = taken.pop()
         try:
@@ -240,15 +240,20 @@ def _set(handle: int, state: list[Any], modes: int, local: int, keys: list[Any])
 
 
 def note_threads(images: int, pids: Sequence[int]) -> None:
-    """Write down of each thread its processors, class of input and output, timer slack and filter of core dumps."""
+    """Record each thread's processors, I/O class, timer slack and filter of core dumps, where it has others than usual.
+
+    Processors are recorded by their places among the sandbox's, which this process has, too: a copy's are others.
+    """
     notes: dict[int, list[Any]] = {}
     usual = _of_thread(os.getpid())
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for thread in map(int, os.listdir(f"/proc/{pid}/task")):  # noqa: PTH208
                 if "" not in (found := _of_thread(thread)) and found != usual:  # it has ended
-                    pairs = zip(found, usual, strict=True)
-                    notes[thread] = [value if value != own else None for value, own in pairs]
+                    note = [value if value != own else None for value, own in zip(found, usual, strict=True)]
+                    if note[0] is not None:
+                        note[0] = [place for place, number in enumerate(usual[0]) if number in note[0]]
+                    notes[thread] = note
     _write(images, _THREADS, notes)
 
 
@@ -261,11 +266,12 @@ def _of_thread(thread: int) -> list[Any]:
 
 
 def set_noted(images: int) -> None:
-    """Give the restored processes what was noted of those that were dumped."""
-    for thread, (cpus, priority, *words) in _read(images, _THREADS).items():
+    """Set on restored processes what was recorded of the dumped ones."""
+    own = sorted(os.sched_getaffinity(0))
+    for thread, (places, priority, *words) in _read(images, _THREADS).items():
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            if cpus is not None:
-                os.sched_setaffinity(int(thread), cpus)
+            if chosen := [own[place] for place in places or () if place < len(own)]:
+                os.sched_setaffinity(int(thread), chosen)
             if priority is not None:
                 _libc.syscall(_IOPRIO_SET, _OF_THREAD, int(thread), priority)
             for name, word in zip(_WORDS, words, strict=True):

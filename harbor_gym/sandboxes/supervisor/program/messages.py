@@ -36,8 +36,6 @@ FIRST_OWN_ID = 0x70000000
 """First id of the ranges: above those that systemd gives to containers and below 2^31, where no account or subordinate
 range is.
 """
-FIRST = "/.harbor-gym-init"
-"""Path of a container's first program; it is removed once it runs."""
 
 
 class CgroupLimits(NamedTuple):
@@ -46,6 +44,12 @@ class CgroupLimits(NamedTuple):
     memory_bytes: int | None = None
     cpus: float | None = None
     max_processes: int | None = None
+    processors: tuple[int, ...] = ()
+    """The machine's processors on which they run, ascending; empty is no limit.
+
+    They inherit them from the supervisor, which needs no right and no group. A process can choose others for itself
+    (taskset): how much it gets is ``cpus``.
+    """
 
 
 class Criu(NamedTuple):
@@ -67,7 +71,7 @@ class SupervisorConfig(NamedTuple):
     """The caller's process: the sandbox ends with it."""
 
     layers: tuple[str, ...]
-    """Directories of the image, the topmost first."""
+    """Directories of the image, the topmost first; none where ``image`` mounts it."""
 
     mountpoint: str
     """An empty directory of the cache."""
@@ -85,6 +89,9 @@ class SupervisorConfig(NamedTuple):
     """Whether it may get one later."""
 
     name_server: str
+    etc: dict[str, str]
+    """File of /etc to be written → its content."""
+
     directories: dict[str, int | None]
     """Directories to make, and their modes; None leaves theirs."""
 
@@ -108,8 +115,25 @@ class SupervisorConfig(NamedTuple):
 
     limits: CgroupLimits
 
+    image: tuple[str, ...] = ()
+    """A FUSE program that serves the image, and its arguments before the mount point."""
+
+    overlay: tuple[str, ...] = ()
+    """A FUSE program that serves the overlay, and its arguments before the layers; none where the kernel does."""
+
     is_copy: bool = False
     """Whether it begins with the files of a dump."""
+
+    users: tuple[str, ...] = ()
+    """Users of its accounts whose ids the caller asks for."""
+
+    shares_network: bool = False
+    """Whether it has the machine's network instead of one of its own."""
+
+
+def own_namespaces(config: SupervisorConfig) -> int:
+    """Return those of :data:`NAMESPACES` that a sandbox has for itself."""
+    return NAMESPACES & ~(os.CLONE_NEWNET if config.shares_network else 0)
 
 
 class Target(NamedTuple):
@@ -127,61 +151,9 @@ class Target(NamedTuple):
     cgroups: dict[str, tuple[int, str]]
     is_rootless: bool
     filters: tuple[str, ...]
+    limits: CgroupLimits = CgroupLimits()
     namespaces: int = NAMESPACES
     """Those of :data:`NAMESPACES` that are its own; an ordinary user can't enter the machine's."""
-
-
-class ContainerConfig(NamedTuple):
-    """The configuration of the launcher of a sandbox that a container runtime makes."""
-
-    parent: int
-    """The caller's process: the sandbox ends with it."""
-
-    is_rootless: bool
-    """Whether the caller is an ordinary user, and the launcher in a user namespace already."""
-
-    has_network: bool
-    """Whether it has the machine's network."""
-
-    place: str
-    """An empty directory: memory is mounted there, with all of the sandbox's files in it."""
-
-    storage_bytes: int
-    """What may be written."""
-
-    mount_image: tuple[str, ...]
-    """Mounts the image, at the directory ``0``."""
-
-    overlay: str
-    """``kernel``, ``fuse``, or ``auto``: the first that is available."""
-
-    mount_overlay: tuple[str, ...]
-    """Mounts a FUSE overlay at ``root``; empty where there is no such program."""
-
-    etc: dict[str, str]
-    """File of /etc → its content."""
-
-    runtime: tuple[str, ...]
-    runtime_config: str
-    """The content of ``runtime.conf``."""
-
-    runtime_environment: dict[str, str]
-
-
-class ContainerSite(NamedTuple):
-    """The place where a container's files are mounted, for processes that go there."""
-
-    outer: int
-    """The first process around the container."""
-
-    place: str
-    storage_bytes: int
-    """What may be written there."""
-
-    directories: dict[str, int | None]
-    """Those of the container, for each view."""
-
-    etc: dict[str, str]
 
 
 class Identity(NamedTuple):
@@ -214,12 +186,6 @@ class CommandSpec(NamedTuple):
     # The sandbox fills in the following fields.
     identity: Identity | None = None
     """The user's ids before the policy; None: to be looked up in the sandbox's own accounts."""
-
-    data_limit_bytes: int | None = None
-    """Memory of each process by itself, if no control group limits them together."""
-
-    user_processes: int | None = None
-    """Processes of its user, if no control group limits the sandbox's."""
 
     rank: str = ""
     """One of :data:`kernel.capabilities.RANKS`, which decides whose memory and files it can open."""

@@ -11,15 +11,19 @@ Source: namespaces(7), user_namespaces(7), the kernel's filesystems/overlayfs.rs
 """
 
 import contextlib
+import functools
 import os
 import signal
 import struct
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import files
 from child import set_limits
+from fuse import Served
 from kernel import cgroups, packet_filter
 from kernel.calls import (
+    CAP_DAC_READ_SEARCH,
     CAP_SYS_PTRACE,
     MS_BIND,
     MS_NODEV,
@@ -64,6 +68,7 @@ _DEVICE_LINKS = {
 }
 _TTY_GROUP, MAX_TERMINALS = 5, 64
 """The machine has a few thousand pseudo-terminals for all its sandboxes."""
+_PROCESSORS = "devices/system/cpu"
 _SHM_BYTES = 64 << 20
 """Docker's own default for /dev/shm."""
 _BYTES_PER_FILE, _MIN_FILES = 8 << 10, 1 << 14
@@ -92,6 +97,11 @@ class Layers(NamedTuple):
     number: int
     is_rootless: bool
     """Whether they are mounted in a user namespace."""
+
+    @classmethod
+    def of(cls, config: SupervisorConfig) -> Self:
+        """Return those of a sandbox."""
+        return cls(len(config.layers) or 1, config.is_rootless)
 
     @property
     def lowers(self) -> str:
@@ -169,7 +179,29 @@ def make_overlay_places(directory: str, ids: Ids) -> None:
         os.chown(f"{directory}/{name}", root, root)
 
 
-def mount_root(config: SupervisorConfig, ids: Ids, user_namespace: int) -> None:
+def serve_files(config: SupervisorConfig, first: int, served: list[Served]) -> None:
+    """Start the FUSE programs of the image and of the overlay, if there are any, in the working directory.
+
+    Args:
+        config: Names the programs.
+        first: A descriptor of the static program.
+        served: Gets those that were started.
+
+    Raises:
+        OSError: The kernel refuses, or the image's program ended.
+    """
+    if config.image:
+        os.mkdir("0", 0o755)  # noqa: PTH102  # as above
+        # It reads what a task's author has made: of root's rights it needs that to read any file.
+        served.append(Served(config.image, "0", first, flags=MS_RDONLY, kept=(CAP_DAC_READ_SEARCH,)))
+    if config.overlay:
+        served[0].wait()
+        here = config.mountpoint
+        layers = f"lowerdir={here}/0,upperdir={here}/upper,workdir={here}/work"
+        served.append(Served((*config.overlay, "-o", layers), "root", first))
+
+
+def mount_root(config: SupervisorConfig, ids: Ids, user_namespace: int, served: list[Served]) -> None:
     """Mount the image's layers, each once, and the sandbox's own overlay on them, in the working directory."""
     # Short names: the options of mount(2) must fit one page, and an image may have 127 layers.
     for number, layer in enumerate(config.layers):
@@ -178,7 +210,10 @@ def mount_root(config: SupervisorConfig, ids: Ids, user_namespace: int) -> None:
             bind_shifted(layer, str(number), user_namespace)
         else:
             mount(layer, str(number), None, MS_BIND)
-    mount_overlay(Layers(len(config.layers), config.is_rootless), ".")
+    for program in served:
+        program.wait()
+    if not config.overlay:
+        mount_overlay(Layers.of(config), ".")
 
 
 def mount_overlay(layers: Layers, directory: str, *, is_plain: bool = False) -> None:
@@ -285,7 +320,8 @@ class NamespaceBuild:
 
     def _make_namespaces(self, steps: Steps) -> None:
         steps.close_on_execute()
-        steps.call("unshare", os.CLONE_NEWNET, what="make a network namespace")
+        if not self._config.shares_network:
+            steps.call("unshare", os.CLONE_NEWNET, what="make a network namespace")
         if self._ids.is_shifted:
             # The kernel charges its counts by user to the user that makes the namespace.
             leave_user(steps, self._ids.outside(0), self._ids.outside(0))
@@ -302,7 +338,7 @@ class NamespaceBuild:
 
     def _become_init(self, steps: Steps) -> None:
         mount_by(steps, "root", "root", None, MS_BIND)  # a mount made outside can't be moved
-        dress(steps, "root", self._cgroup_mounts)
+        dress(steps, "root", self._cgroup_mounts, self._config.limits.processors)
         pivot_root(steps, "root")
         if not self._config.is_copy:  # else all of this is there, as far as the policy left it
             steps.add(files.make_directories_by, *self._config.directories.items())
@@ -330,9 +366,14 @@ def open_network(config: SupervisorConfig) -> None:
         packet_filter.close_networks(config.closed_networks, config.name_server)
 
 
-def dress(steps: Steps, root: str, cgroup_mounts: list[tuple[str, str]]) -> None:
-    """Mount /dev, /proc and /sys on a root directory, from inside the sandbox's namespaces but with the old root."""
+def dress(steps: Steps, root: str, cgroup_mounts: list[tuple[str, str]], own: Sequence[int]) -> None:
+    """Mount /dev, /proc and /sys on a root directory, from inside the sandbox's namespaces but with the old root.
+
+    ``own`` are its processors, which /sys names as those that are online; empty for the machine's.
+    """
     steps.add(_dress_alike, root)
+    if own:
+        _write_processors(steps, f"{root}/sys", "online", ",".join(map(str, own)) + "\n")
     for source, target in cgroup_mounts:
         files.make_directory_by(steps, f"{root}{target}")
         bind_read_only(steps, source, f"{root}{target}", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -360,8 +401,40 @@ def _dress_alike(steps: Steps, root: str) -> None:
     covers += [("/dev/null", f"{root}/proc/{name}") for name in HIDDEN_PROC]
     for source, target in covers:
         bind_read_only(steps, source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC, if_there=True)
-    sys_options = "mode=0755,size=64k,nr_inodes=16"
-    mount_by(steps, "tmpfs", f"{root}/sys", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, sys_options)
+    mount_sys(steps, f"{root}/sys")
+
+
+def mount_sys(steps: Steps, directory: str) -> None:
+    """Mount a /sys that has the machine's processors by number, no device, and room for control groups.
+
+    The caller makes it read-only.
+    """
+    mount_by(steps, "tmpfs", directory, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=32")
+    for name in ("block", "dev/block", _PROCESSORS):
+        files.make_directory_by(steps, f"{directory}/{name}")
+    for name, numbers in processors().items():
+        _write_processors(steps, directory, name, numbers)
+
+
+def _write_processors(steps: Steps, directory: str, name: str, numbers: str) -> None:
+    path = f"{directory}/{_PROCESSORS}/{name}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    steps.call("openat", AT_FDCWD, path, flags, 0o444, keeps=True, what=path)
+    steps.call("write", KEPT, numbers, len(numbers), what=path)
+    steps.call("close", KEPT)
+
+
+@functools.cache
+def processors() -> dict[str, str]:
+    """Return what the machine's /sys tells of its processors, which /proc/cpuinfo shows as well: name → content.
+
+    It is read once: call this where the machine's files are seen.
+    """
+    found: dict[str, str] = {}
+    for name in ("online", "possible", "present"):
+        with contextlib.suppress(OSError), open(f"/sys/{_PROCESSORS}/{name}", encoding="utf-8") as file:  # noqa: PTH123  # pathlib would cost 20 ms of imports
+            found[name] = file.read()
+    return found
 
 
 def _mount_devices(steps: Steps, directory: str) -> None:

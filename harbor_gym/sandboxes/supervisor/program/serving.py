@@ -23,12 +23,14 @@ import socket
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import accounts
 import checkpoint
 import control_socket
 import files
 import namespaces
-from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of
+from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of, substitutes
 from children import Children
+from fuse import Served
 from grading import cleanup, merging, view
 from grading.view import FilesOfView, View, ViewError, unpin
 from kernel import cgroups, packet_filter, programs, system_calls
@@ -46,13 +48,13 @@ from kernel.capabilities import POLICY
 from kernel.ids import Ids
 from kernel.procfs import is_exiting, start_time
 from kernel.steps import failure
-from messages import NAMESPACES, CommandSpec, Identity, MessageError, SupervisorConfig, Target, parse, to_json
+from messages import CommandSpec, Identity, MessageError, SupervisorConfig, Target, own_namespaces, parse, to_json
 from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
 
 _KILLED = 128 + signal.SIGKILL
 _REQUEST_BYTES = 4096
-_LAST_WORKS = ("baseline", "reset_verifier_dirs", "settle")
+_LAST_WORKS = ("baseline", "reset_verifier_dirs", "wait_until_idle")
 """After these parts of a clean-up others than the supervisor act in the sandbox: its worker is gone before."""
 _WARM_UP_CALLS = 8
 _ANY_COMMAND = CommandSpec("", "", "/", {}, ("/bin/sh",), identity=Identity(0, 0, (), "/"), rank=POLICY)
@@ -71,7 +73,7 @@ class _Supervisor:
         self.children = Children(self.poll)
         self.dumps: dict[int, int] = {}
         self.unpacked = -1
-        self.ids = Ids(is_shifted=config.has_own_ids, high_ids=config.high_ids)
+        self.ids = Ids(is_shifted=config.has_own_ids, high_ids=config.high_ids, is_below=bool(config.image))
         self.first = programs.open_first()
         self.namespace_build: NamespaceBuild | None = None
         self.init = 0
@@ -79,9 +81,10 @@ class _Supervisor:
         self.mount_namespace = self.home = self.place = -1
         self.cgroup_fds: list[int] = []
         self.cgroups = cgroups.Cgroups(config.cgroups, config.limits)
+        self.further_limits = substitutes(config.limits, config.cgroups, is_rootless=config.is_rootless)
         self.network = UserNetwork(config, self.first, self.poll)
-        layers = namespaces.Layers(len(config.layers), config.is_rootless)
-        self.files_of_view = FilesOfView(layers, config.directories, config.name_server)
+        self.served: list[Served] = []
+        self.files_of_view = FilesOfView(namespaces.Layers.of(config), config.directories, config.limits.processors)
         self.view: View | None = None
         self.views = 0
         self.pinned: list[str] = []
@@ -101,18 +104,23 @@ class _Supervisor:
             # The overlay's own directories need room too, of which the policy may have left none.
             namespaces.open_reserve(self.config.storage_bytes)
             self.take_files()
+        namespaces.serve_files(self.config, self.first, self.served)
+        if self.config.limits.processors:
+            # Inherited: a process that moved only when it began would cost each command a switch.
+            os.sched_setaffinity(0, self.config.limits.processors)
         # The sandbox's first process is a grandchild, whose parent ends.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.namespace_build = NamespaceBuild(
             self.config, self.ids, self.first, self.cgroup_fds, self.cgroups.cgroup_mounts()
         )
         network_namespace, user_namespace = self.namespace_build.begin()
-        os.setns(network_namespace, os.CLONE_NEWNET)
+        if not self.config.shares_network:
+            os.setns(network_namespace, os.CLONE_NEWNET)
+            namespaces.open_network(self.config)
         os.close(network_namespace)
-        namespaces.open_network(self.config)
         if self.config.has_network:
             self.network.open()
-        namespaces.mount_root(self.config, self.ids, user_namespace)
+        namespaces.mount_root(self.config, self.ids, user_namespace, self.served)
         os.close(user_namespace)
         self.init = self.namespace_build.finish()
         if self.config.is_copy:
@@ -122,11 +130,19 @@ class _Supervisor:
         self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
         self.home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         self.place = os.open(".", os.O_RDONLY)
-        os.setns(self.init_pidfd, NAMESPACES)
-        if self.config.has_network and not self.config.is_copy:
-            self.write_name_server()
+        os.setns(self.init_pidfd, own_namespaces(self.config))
+        if not self.config.is_copy:
+            self.write_etc()
         return_free_memory()
-        self.reply(ready=True, init=self.init, start_time=start_time(self.init), ids=self.ids.extents)
+        started = {"init": self.init, "start_time": start_time(self.init), "ids": self.ids.extents}
+        self.reply(ready=True, user_ids=self.user_ids(), **started)
+
+    def user_ids(self) -> list[int]:
+        if not self.config.users:
+            return []
+        with self.entered():
+            known = accounts.read()
+        return [number for user in self.config.users for number in accounts.ids_of(user, known)]
 
     def take_files(self) -> None:
         """Fill the sandbox's files with those of a dump, which the caller sends."""
@@ -195,7 +211,8 @@ class _Supervisor:
             elif message["op"] == "restore":
                 self.start_restore(message["id"], *handles)
             elif message["op"] == "written":
-                self.children.start(message["id"], lambda: None, view.written_paths)
+                own = {files.RESOLVER, *(f"{files.ETC}/{name}" for name in self.config.etc)}
+                self.children.start(message["id"], lambda: None, lambda: view.written_paths(own))
         finally:
             for handle in handles:
                 os.close(handle)
@@ -308,7 +325,7 @@ class _Supervisor:
                     self.pinned = list(apart)
                     self.view.share(self.pinned, self.mount_namespace, self.init_pidfd)
                 else:
-                    self.view.open(paths, self.init_pidfd, has_network=self.network.is_open, also=also)
+                    self.view.open(paths, self.init_pidfd, etc=self.etc, also=also)
         except ViewError as exc:
             error = str(exc)
             self.leave_view()
@@ -339,6 +356,7 @@ class _Supervisor:
                 command,
                 report_write,
                 self.cgroup_fds,
+                further_limits=self.further_limits,
                 mount_namespace=namespace,
                 user_namespace=self.init_pidfd,
             )
@@ -382,7 +400,7 @@ class _Supervisor:
                 self.network.close()
             elif not self.network.is_open:
                 self.network.open()
-                self.write_name_server()
+                self.write_etc()
         except OSError as exc:
             error = str(exc)
         self.reply(id=request, return_code=0, error=error)
@@ -393,9 +411,16 @@ class _Supervisor:
         except OSError as exc:
             self.loss = str(exc)
 
-    def write_name_server(self) -> None:
-        with self.entered():
-            files.name_server(self.config.name_server, self.ids.outside(0))
+    @property
+    def etc(self) -> dict[str, str]:
+        """The files of /etc that the sandbox's image lacks."""
+        resolver = {"resolv.conf": f"nameserver {self.config.name_server}\n"} if self.network.is_open else {}
+        return self.config.etc | resolver
+
+    def write_etc(self) -> None:
+        if self.etc:
+            with self.entered():
+                files.write_etc(self.etc, self.ids.outside(0))
 
     def kill(self, request: int) -> None:
         # Nobody ends a dump but itself, in bounded time: it leaves the processes as they were.
@@ -432,6 +457,9 @@ class _Supervisor:
                     os.close(memory)
             if pid == self.network.pid and self.network.is_open:
                 self.loss = "its network process (slirp4netns) ended"
+            for program in [program for program in self.served if program.pid == pid]:
+                self.served.remove(program)
+                self.loss = f"the program that serves its files ended: {program.said()}"
             if pid not in self.running:
                 continue
             request, report = self.running.pop(pid)
@@ -462,6 +490,10 @@ class _Supervisor:
             elif self.namespace_build is not None:
                 self.namespace_build.kill()
                 os.close(self.namespace_build.keep_alive)
+        for program in self.served:
+            # No process of the sandbox waits for its files any more, and so each ends.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(program.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             # PID 1 is the last of its namespace to end, once its others are collected.
             while os.waitpid(-1, 0)[0] != self.init or os.getppid() != self.reaper:

@@ -1,6 +1,8 @@
 """Groups closed at their size and a batch's deadline, in the rollouts of TRL's trainers."""
 
 import asyncio
+import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -15,7 +17,7 @@ if find_spec("trl") is None:
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.trl import HarborSpec, verified_reward
-from harbor_gym.adapters.trl.groups import GroupPlayer, ready
+from harbor_gym.adapters.trl.groups import GroupPlayer
 from harbor_gym.adapters.trl.slot import EPISODE_OVER, TERMINAL_LOST
 from harbor_gym.errors import UsageError
 from harbor_gym.stragglers import Stragglers
@@ -136,7 +138,8 @@ def play(spec: HarborSpec) -> tuple[list[Any], dict[str, Any]]:
         return None
 
     async def run() -> list[Any]:
-        worker = spec.rollout_worker(args, tokenizer(), model="policy", sampler=ready(Typist()))
+        opened = functools.partial(contextlib.nullcontext, Typist())
+        worker = spec.rollout_worker(args, tokenizer(), model="policy", sampler=opened)
         player = GroupPlayer(worker.plan, emit=ignore, report=metrics.update, version=lambda: 1)
         async with worker.plan.open_sampler() as sampler:
             return await player.play(0, sampler)

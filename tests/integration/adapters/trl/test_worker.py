@@ -1,6 +1,7 @@
 """The rollout worker of AsyncGRPO without a trainer: its process, its end, and the loss of every episode."""
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -21,15 +22,18 @@ if find_spec("trl") is None:
 from harbor_gym import Sample
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.trl import HarborRolloutWorker, HarborSpec
-from harbor_gym.adapters.trl.groups import GroupPlayer, ready
-from harbor_gym.errors import HarborGymError, SandboxStartError, TaskError, UsageError
+from harbor_gym.adapters.trl.groups import GroupPlayer
+from harbor_gym.config import require_own_loop
+from harbor_gym.errors import HarborGymError, SandboxStartError, UsageError
+from harbor_gym.pool import close_shared_pools, shared_pool
 from harbor_gym.testing import write_tiny_task
+from tests.contract.players.episode import Script
 from tests.helpers.chats.code_points import CodePoints
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC, wait_until
 from tests.helpers.policies import typists
-from tests.helpers.sandboxes.fake_episodes import FAKE
-from tests.helpers.tasks import write_task
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
+from tests.helpers.tasks import DONE, write_steps, write_task
 
 if TYPE_CHECKING:
     from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # seconds to import
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 GROUP = 4
+FORMAT_AGENT = "tests.helpers.gateway.format_agent:FormatAgent"
 SETTINGS: dict[str, Any] = {"agent": "terminal", "action_format": "keystrokes", "confirm_task_complete": False}
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
 START_LIMIT_SEC = PATIENCE_SEC
@@ -60,7 +65,7 @@ def spec(tmp_path: Path) -> Iterator[HarborSpec]:
 
 
 def make_worker(spec: HarborSpec, sampler: Any = None, **settings: Any) -> HarborRolloutWorker:
-    sampler = ready(sampler or Typist())
+    sampler = functools.partial(contextlib.nullcontext, sampler or Typist())
     return spec.rollout_worker(config(), CodePoints(), model="policy", sampler=sampler, **settings)
 
 
@@ -149,6 +154,34 @@ def test_weights_that_change_in_the_middle_of_an_episode(
     assert behind == {"rollout/tokens_2_behind_total": first * GROUP, "rollout/tokens_0_behind_total": second * GROUP}
 
 
+def test_an_agents_episode_is_a_sample_for_each_of_its_sequences(tmp_path: Path) -> None:
+    task, script = write_steps(tmp_path / "task"), Script((message(DONE), COMPLETE))
+    agent: dict[str, Any] = {"agent": FORMAT_AGENT, "agent_options": {"base_url": "{gateway_url}"}}
+    with HarborSpec(task, sandbox=FAKE, sandbox_options=SOLVED, **agent) as spec:
+        opened = functools.partial(contextlib.nullcontext, script)
+        samples = play(spec.rollout_worker(config(), typists.tokenizer(), model="policy", sampler=opened), 1)
+    assert len(samples) == 2 * GROUP, "Harbor runs an agent anew in each step"
+    assert {(sample.metrics["reward"], sample.advantage, sample.group_id) for sample in samples} == {(1.0, 0.0, 0)}
+    assert all(sample.completion_mask.sum() > 0 for sample in samples)
+
+
+@pytest.mark.usefixtures("spec")
+def test_each_task_has_its_warm_pool(tmp_path: Path) -> None:
+    with HarborSpec(tmp_path / "suite", sandbox=FAKE, sandbox_options=SOLVED, pool_size=2, **SETTINGS) as pooled:
+        plan = make_worker(pooled).plan
+
+    async def run() -> list[int]:
+        player = GroupPlayer(plan, emit=ignore, report=[].append, version=lambda: 1)
+        for number in range(4):
+            assert len(await player.play(number, Typist())) == GROUP
+        tasks = (plan.episode.model_copy(update={"task_dir": task}) for task in plan.task_dirs)
+        counts = [shared_pool(require_own_loop(task, "a pool"), size=1).counts for task in tasks]
+        await close_shared_pools()
+        return [pool.hits + pool.misses for pool in counts]
+
+    assert get_portal().call(run) == [2 * GROUP] * 2
+
+
 def test_advantages_are_trls(spec: HarborSpec) -> None:
     class Halves(typists.Typist):
         asked = 0
@@ -212,13 +245,6 @@ def test_a_good_group_forgives_the_lost_ones_before_it(spec: HarborSpec) -> None
     assert get_portal().call(run) == [GROUP, 0, GROUP, 0, GROUP, 0]
 
 
-def test_a_wrong_task_ends_the_rollouts(spec: HarborSpec, tmp_path: Path) -> None:
-    worker = make_worker(spec)
-    (tmp_path / "suite/one/task.toml").unlink()
-    with pytest.raises(TaskError, match=r"task\.toml"):
-        play(worker, 1)
-
-
 def test_what_cant_be_sent_to_the_process_is_refused(spec: HarborSpec) -> None:
     async def local(prompt: Sequence[int]) -> Sample:
         return Sample([])
@@ -248,17 +274,20 @@ def test_how_many_at_once_is_the_trainers_setting(settings: dict[str, Any], grou
 
 PROGRAM = """\
 import sys, time
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 if __name__ == "__main__":  # the rollout process imports this file
     from tests.helpers.patience import PATIENCE_SEC, wait_until
-    from tests.integration.adapters.trl.test_worker import SETTINGS, CodePoints, HarborSpec, Typist, ready
+    from tests.integration.adapters.trl.test_worker import SETTINGS, CodePoints, HarborSpec, Typist
     # What the worker reads of a trainer's configuration. TRL's own class takes seven seconds to import, and so does a
-    # sample: none is taken out of the buffer. A tokenizer of transformers takes four, in both processes.
+    # sample, here: none is taken out of the buffer. A tokenizer of transformers takes four, in both processes.
     settings = {"num_generations": 2, "max_inflight_tasks": 4, "max_completion_length": 100, "max_staleness": 1}
     settings |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "world_size": 1}
     settings |= {"queue_maxsize": 0, "chat_template_kwargs": None}
     with HarborSpec(sys.argv[1], sandbox="local", **SETTINGS) as spec:
-        worker = spec.rollout_worker(SimpleNamespace(**settings), CodePoints(), model="policy", sampler=ready(Typist()))
+        opened = partial(nullcontext, Typist())
+        worker = spec.rollout_worker(SimpleNamespace(**settings), CodePoints(), model="policy", sampler=opened)
         worker.start()
         def has_sample():
             worker.check_health(PATIENCE_SEC)

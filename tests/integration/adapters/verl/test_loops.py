@@ -8,7 +8,7 @@ import pytest
 from harbor_gym import Sample
 from harbor_gym._runtime.harbor_versions import VERSION
 from harbor_gym.errors import SamplerError, UsageError
-from tests.contract.players.episode import VANISH, Script
+from tests.contract.players.episode import Script
 from tests.helpers.gateway.harbor_server import KEY, started
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
@@ -77,22 +77,6 @@ async def test_what_vllms_servers_call_completed_is_cut_at_its_limit(task: Path,
 
     output = await play(verl_config(tmp_path, [terminal_loop()]), SamplerServers(endless), make_batch(task, "terminal"))
     assert output.non_tensor_batch["harbor"][0]["end_reason"] == "max_tokens"
-
-
-async def test_a_lost_episode_is_no_row(task: Path, tmp_path: Path) -> None:
-    from tests.helpers.verl.workers import SamplerServers, make_batch, play, terminal_loop, verl_config
-
-    class Failing(SamplerServers):
-        async def generate(self, request_id: str, **request: Any) -> Any:
-            output = await super().generate(request_id, **request)
-            return output.model_copy(update={"stop_reason": "aborted"})
-
-    servers = Failing(Script((message(f"{VANISH}\n"),)))
-    config = verl_config(tmp_path, [terminal_loop()])
-    with pytest.raises(SamplerError, match="aborted the request"):
-        await play(config, servers, make_batch(task, "terminal"))
-    assert len(servers.requests) == 1
-    assert servers.requests.total() == 2, "it ran again in a fresh sandbox"
 
 
 async def test_a_failure_of_rays_is_told_in_one_line(task: Path, tmp_path: Path) -> None:

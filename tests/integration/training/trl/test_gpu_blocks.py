@@ -3,19 +3,15 @@
 import contextlib
 import re
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-if find_spec("trl") is None or find_spec("openenv") is None:
-    pytest.skip('pip install "harbor-gym[trl]" "harbor-gym[openenv]"', allow_module_level=True)
+if find_spec("trl") is None:
+    pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
-from harbor_gym import TerminalEnvConfig
-from harbor_gym.adapters import openenv
-from harbor_gym.adapters.openenv.config import ServerConfig
 from harbor_gym.errors import HarborGymError
 from tests.helpers import tiny_trl
 from tests.helpers.paths import ROOT
@@ -129,69 +125,3 @@ def test_async_grpo_trains_until_its_groups_are_lost(
         lost = pytest.raises(HarborGymError, match=rf"4 groups of {GROUP} episodes in a row .*sandbox_start: {GROUP}")
         trainer = run(block_with("docs/trl.md", "spec.rollout_worker"), changes, names, lost)
     assert rewards(trainer)
-
-
-@dataclass
-class InTurn:
-    """Episodes of several sources, one after the other, until only those of the last are left."""
-
-    sources: tuple[Any, ...]
-    last: Any
-    played: int = 0
-
-    def bind(self, task: Any, seed: int | None) -> Any:
-        """Return what makes the next episode's environment."""
-        self.played += 1
-        source = self.last if self.played > ALIVE else self.sources[self.played % len(self.sources)]
-        return source.bind(task, seed)
-
-
-def test_openenv_sessions_are_token_exact_local_and_served_until_all_are_lost(
-    letter_policy: Callable[[str], Path], tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process of TRL's worker takes ten seconds to start: one plays both halves of a group, and then loses all."""
-    from trl.experimental.async_grpo import async_rollout_worker
-
-    # It asks for the package, and speaks to the server alone.
-    monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
-    policy, task = letter_policy("terminal"), str(tasks / "letters")
-    config = TerminalEnvConfig(task_dir=task, sandbox=LETTER, **tiny_trl.SETTINGS)
-    broken = openenv.LocalTasks(
-        openenv.TaskSuite.resolve(str(tasks)), config.model_copy(update={"sandbox_options": {"fail": {"start": 1}}})
-    )
-
-    def in_turn(local: Any) -> InTurn:
-        return InTurn((local, openenv.ServedTasks(server.url, server.token)), broken)
-
-    limits = ServerConfig(env=config, tasks=(str(tasks),), port=0, max_sessions=GROUP)
-    with serving(policy) as engine, openenv.TerminalServer(limits) as server:
-        changes = {
-            MODEL: repr(str(policy)),
-            '"http://127.0.0.1:8001"': repr(engine.url),
-            '"tasks"': repr(str(tasks)),
-            '"task:devops_task", sandbox="docker", max_turns=30': f"{task!r}, sandbox={LETTER!r}, **settings",
-            "LocalTasks(suite, config)": "in_turn(LocalTasks(suite, config))",
-            "max_tokens=2048": f"max_tokens=40, max_retries=0, max_lost_in_a_row={2 * GROUP}",
-            "args = AsyncGRPOConfig(": f"args = AsyncGRPOConfig(per_device_train_batch_size={GROUP}, ",
-            "max_inflight_tasks=64": f"max_inflight_tasks={GROUP}, queue_maxsize={GROUP}",
-            "rollout_worker=worker": "rollout_worker=worker, weight_transfer=transfer",
-        }
-        names = {
-            "settings": tiny_trl.SETTINGS,
-            "in_turn": in_turn,
-            "transfer": tiny_trl.EngineWeights(engine),
-            "on_cpu": on_cpu(tmp_path, token_budget=-1, max_steps=9, max_staleness=0, dtype="float32"),
-        }
-        lost = pytest.raises(
-            RuntimeError,
-            match="Rollout worker child has failed",
-            check=lambda error: "episodes in a row were lost (max_lost_in_a_row)" in str(error.__cause__),
-        )
-        trainer = run(block_with("docs/openenv.md", "TerminalRolloutWorker"), changes, names, lost)
-    rows = [row for row in trainer.state.log_history if "ratio" in row]
-    assert abs(rows[0]["ratio"] - 1) < 1e-3
-    assert abs(rows[0]["kl"]) < 1e-3
-    assert 0 < rows[0]["reward"] < 1, "the policy writes all four letters"
-    assert rows[0].get("rollout/realign_frac", 0.0) == 0.0
-    assert rows[0].get("rollout/drift_tokens_mean", 0.0) == 0.0
-    assert engine.versions >= 1

@@ -1,27 +1,20 @@
-"""A real AsyncGRPOTrainer on the CPU: our rollout process and TRL's own, over an engine of this process."""
+"""A real AsyncGRPOTrainer on the CPU: our rollout process, over an engine of this process."""
 
 import json
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 if find_spec("trl") is None:
     pytest.skip('pip install "harbor-gym[trl]"', allow_module_level=True)
 
-
-from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers import CompletionsSampler
 from tests.helpers import tiny_trl
-from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.letters import LETTER
-
-if TYPE_CHECKING:
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # seconds to import
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -71,32 +64,6 @@ def engine(policy: tuple[Path, Any]) -> "Iterator[tiny_trl.CompletionsEngine]":
         yield serving
 
 
-def arguments(out: Path, engine: "tiny_trl.CompletionsEngine", **settings: Any) -> "AsyncGRPOConfig":
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
-
-    merged: dict[str, Any] = {
-        "per_device_train_batch_size": GROUP,
-        "num_generations": GROUP,
-        "max_steps": 2,
-        "optim": "sgd",
-        "learning_rate": 0.25,
-        "max_completion_length": 48,
-        "token_budget": -1,
-        "vllm_server_base_url": engine.url,
-        **settings,
-    }
-    return AsyncGRPOConfig(
-        output_dir=str(out),
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-        **merged,
-    )
-
-
 @pytest.mark.slow
 async def test_the_engine_returns_the_models_own_logprobs(
     policy: tuple[Path, Any], engine: "tiny_trl.CompletionsEngine"
@@ -139,36 +106,3 @@ def test_the_ratio_is_one_where_no_update_came_between(tmp_path: Path) -> None:
     assert all(row["sample/staleness_max"] == 0 for row in rows)
     assert all(row["harbor/lost"] == 0 for row in rows if "harbor/lost" in row)
     assert any(row["grad_norm"] > 0 for row in rows)
-
-
-@pytest.mark.slow
-def test_trls_own_worker_takes_the_async_factory(
-    policy: tuple[Path, Any], engine: "tiny_trl.CompletionsEngine", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trl.experimental.async_grpo import async_rollout_worker
-    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
-
-    # It asks for the package, and speaks to the server alone.
-    monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
-    # At the end it plays its running episodes to their end. TRL would kill it after 20 seconds, and not collect it.
-    join = BaseProcess.join
-    monkeypatch.setattr(BaseProcess, "join", lambda self, timeout=None: join(self, timeout and PATIENCE_SEC))  # pyright: ignore[reportUnknownLambdaType]
-    # Samples are chance: small steps keep the names of tools readable, and four of them hardly lack a reward.
-    own: dict[str, Any] = {"max_steps": 4, "learning_rate": 0.02, "max_inflight_tasks": 2, "max_staleness": 4}
-    args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, **own)
-    task = tiny_trl.write_letter_task(tmp_path / "task")
-    with HarborSpec(task, agent="bash", sandbox=LETTER, max_turns=3) as spec, tiny_trl.async_grpo_on_cpu():
-        trainer: Any = AsyncGRPOTrainer(
-            model=str(policy[0]),
-            args=args,
-            train_dataset=spec.train_dataset,
-            processing_class=policy[1],
-            environment_factory=spec.async_environment_factory,
-            weight_transfer=tiny_trl.EngineWeights(engine),
-        )
-        trainer.train()
-    rows = [row for row in trainer.state.log_history if "reward" in row]
-    assert len(rows) == 4
-    assert all(0 <= row["rewards/BashHarness"] <= 1 for row in rows)
-    assert all(row["tools/bash/call_total"] > 0 and not row.get("tools/bash/failure_total") for row in rows)
-    assert 0 < sum(row["reward"] for row in rows) < 4

@@ -8,7 +8,7 @@ import pytest
 
 from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.sandboxes.apptainer import watchdog
-from harbor_gym.sandboxes.apptainer.watchdog import Member, heaviest_branch, look
+from harbor_gym.sandboxes.apptainer.watchdog import Member, enforce_limit, heaviest_branch
 from tests.helpers.patience import PATIENCE_SEC
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def test_a_process_above_the_limit_is_killed_and_reported(
     monkeypatch: pytest.MonkeyPatch, hog: subprocess.Popen[str]
 ) -> None:
     member = watched(monkeypatch, hog)
-    used, kill = look(1, 100 * MIB)
+    used, kill = enforce_limit(1, 100 * MIB)
     assert hog.wait(PATIENCE_SEC) == -9
     assert kill is not None
     assert kill.processes == (member,)
@@ -90,13 +90,13 @@ def test_a_process_above_the_limit_is_killed_and_reported(
 
 def test_a_process_below_the_limit_lives(monkeypatch: pytest.MonkeyPatch, hog: subprocess.Popen[str]) -> None:
     watched(monkeypatch, hog)
-    used, kill = look(1, 1 << 30)
+    used, kill = enforce_limit(1, 1 << 30)
     assert (used > 96 * MIB, kill, hog.poll()) == (True, None, None)
 
 
 def test_what_is_dying_already_is_counted_once(monkeypatch: pytest.MonkeyPatch, hog: subprocess.Popen[str]) -> None:
     member = watched(monkeypatch, hog)
-    assert look(1, 100 * MIB, frozenset({member})) == (0, None)
+    assert enforce_limit(1, 100 * MIB, frozenset({member})) == (0, None)
     assert hog.poll() is None
 
 
@@ -105,5 +105,5 @@ def test_a_process_that_got_the_number_of_a_dead_one_is_spared(
 ) -> None:
     member = watched(monkeypatch, hog)
     show(monkeypatch, Member(member.pid, 1, member.start_time - 1))
-    look(1, 100 * MIB)
+    enforce_limit(1, 100 * MIB)
     assert hog.poll() is None

@@ -45,12 +45,12 @@ def do(work: str, arguments: dict[str, Any], ids: Ids) -> dict[str, Any]:
     """
     if works := _OF_DIRECTORIES.get(work):
         return works(**arguments, ids=ids)
-    return {"baseline": take_baseline, "stop": stop, "settle": settling.settle}[work](**arguments)
+    return {"baseline": take_baseline, "stop": stop, "wait_until_idle": settling.wait_until_idle}[work](**arguments)
 
 
 def take_baseline(directories: list[str]) -> dict[str, Any]:
     """Return the sandbox's processes, System V objects and accounts, and owner and mode of some directories."""
-    identities = [process.identity for process in _look().values()]
+    identities = [process.identity for process in _living_processes().values()]
     known = accounts.read()
     if sum(len(field) + 4 for lines in known for fields in lines for field in fields) > _MAX_ACCOUNT_BYTES:
         known = accounts.Accounts([], [])
@@ -179,7 +179,7 @@ def reset_verifier_dirs(directories: list[str], owner: str, ids: Ids) -> dict[st
 _OF_DIRECTORIES: dict[str, Callable[..., dict[str, Any]]] = {
     "open_grading": open_grading,
     "reset_verifier_dirs": reset_verifier_dirs,
-    "look": dirs.look,
+    "path_kind": dirs.path_kind,
     "ensure_dirs": dirs.ensure,
     "empty_dirs": dirs.empty,
     "reset_dirs": dirs.reset,
@@ -244,7 +244,7 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
-def _look() -> dict[int, _Process]:
+def _living_processes() -> dict[int, _Process]:
     """Return all living processes of the sandbox except its first and this one."""
     found: dict[int, _Process] = {}
     myself = os.getpid()
@@ -264,7 +264,7 @@ def _read(pid: int) -> _Process | None:
 
 def _sorted(spared: frozenset[str]) -> tuple[dict[int, _Process], bool]:
     """Return the processes to stop, and whether there are others."""
-    processes = _look()
+    processes = _living_processes()
     own: set[int] = {pid for pid, process in processes.items() if process.identity in spared}
     victims: dict[int, _Process] = {}
     for pid, process in processes.items():

@@ -27,7 +27,7 @@ _MAX_LINKS = 40
 """As many as the kernel follows."""
 
 
-def look(path: str, user: str, ids: Ids) -> dict[str, Any]:
+def path_kind(path: str, user: str, ids: Ids) -> dict[str, Any]:
     """Return whether a path ``is_dir`` or ``is_file`` for a user, like ``test -d`` and ``test -f``.
 
     Raises:

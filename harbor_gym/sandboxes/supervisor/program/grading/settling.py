@@ -39,7 +39,7 @@ _LISTENS = {"tcp": (3, "0A", 9), "tcp6": (3, "0A", 9), "unix": (3, "00010000", 6
 """Table below /proc/PID/net: the column that says that a socket listens, its value, and the inode's column."""
 
 
-class _Look(NamedTuple):
+class _Activity(NamedTuple):
     ticks: dict[str, int]
     """Processor time of each service, by ``pid:start``."""
 
@@ -50,7 +50,7 @@ class _Look(NamedTuple):
     """Inodes of listening sockets."""
 
 
-def settle(limit_sec: float) -> dict[str, Any]:
+def wait_until_idle(limit_sec: float) -> dict[str, Any]:
     """Wait until no service is left, all have been idle for 0.3 s after short sleeps, or the time is up.
 
     Args:
@@ -60,14 +60,14 @@ def settle(limit_sec: float) -> dict[str, Any]:
         ``services``, the number of remaining processes; ``waited_sec``; and whether all ``are_quiet``.
     """
     begun = quiet_since = time.monotonic()
-    now = quiet = _look()
+    now = quiet = _activity()
     wakes: dict[str, float] = {}
     _note_sleepers(now, wakes)
     while now.ticks and time.monotonic() - quiet_since < _QUIET_SEC:
         if time.monotonic() - begun >= limit_sec:
             return _answer(now, begun, are_quiet=False)
         time.sleep(_PAUSE_SEC)
-        now = _look()
+        now = _activity()
         if time.monotonic() - begun < _BEGINNING_SEC:
             _note_sleepers(now, wakes)
         is_asleep = any(time.monotonic() < wakes.get(service, 0) for service in now.ticks)
@@ -76,7 +76,7 @@ def settle(limit_sec: float) -> dict[str, Any]:
     return _answer(now, begun, are_quiet=True)
 
 
-def _note_sleepers(now: _Look, wakes: dict[str, float]) -> None:
+def _note_sleepers(now: _Activity, wakes: dict[str, float]) -> None:
     """Note when each service that was not seen before goes on; 0 for one that does not sleep for a moment."""
     for service in now.ticks:
         if service not in wakes:
@@ -107,15 +107,15 @@ def _sleeps(service: str) -> float:
     return float("inf")
 
 
-def _answer(now: _Look, begun: float, *, are_quiet: bool) -> dict[str, Any]:
+def _answer(now: _Activity, begun: float, *, are_quiet: bool) -> dict[str, Any]:
     return {"services": len(now.ticks), "waited_sec": time.monotonic() - begun, "are_quiet": are_quiet}
 
 
-def _grown(now: _Look, before: _Look) -> int:
+def _grown(now: _Activity, before: _Activity) -> int:
     return sum(ticks - before.ticks.get(identity, 0) for identity, ticks in now.ticks.items())
 
 
-def _look() -> _Look:
+def _activity() -> _Activity:
     stats = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib would cost 20 ms of imports at every start
         if name.isdecimal() and int(name) not in (_FIRST, os.getpid()):
@@ -125,7 +125,7 @@ def _look() -> _Look:
         while pid in stats:
             pid = stats.pop(pid).parent  # up to the first process
     services = {pid: stat for pid, stat in stats.items() if not stat.has_exited}
-    return _Look(
+    return _Activity(
         {f"{pid}:{stat.start_time}": stat.cpu_ticks for pid, stat in services.items()},
         any(stat.state in "RD" for stat in services.values()),
         _listening(next(iter(services), _FIRST)),

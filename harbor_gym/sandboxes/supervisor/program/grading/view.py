@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import files
@@ -59,7 +59,8 @@ class FilesOfView(NamedTuple):
     directories: dict[str, int | None]
     """Directories to make → mode; None keeps the mode of an existing one."""
 
-    name_server: str
+    processors: Sequence[int]
+    """Those that it names; empty for the machine's."""
 
 
 class View:
@@ -79,14 +80,14 @@ class View:
         self.bound: list[str] = []
         """The paths that are the sandbox's own in the view."""
 
-    def open(self, paths: list[str], user_namespace: int, *, has_network: bool, also: Sequence[str] = ()) -> None:
+    def open(self, paths: list[str], user_namespace: int, *, etc: Mapping[str, str], also: Sequence[str] = ()) -> None:
         """Make the view. In the supervisor's own mount namespace, with the sandbox's place as working directory.
 
         Args:
             paths: The carried paths: absolute ones of directories or files, as the policy left them. A path that is
                 missing, or to which only a link leads, is missing in the view, too.
             user_namespace: A pidfd of a process of the sandbox; -1 if this process is in its user namespace.
-            has_network: Whether it needs a name server.
+            etc: Files of /etc that the image lacks → content.
             also: Further carried paths; the image's entry stays if one is missing or only a link leads to it.
 
         Raises:
@@ -98,7 +99,7 @@ class View:
             namespaces.mount_overlay(self._files.layers, self._place, is_plain=True)
             for path in (*paths, *also):
                 self._carry(path, or_image=path in also)
-            self._enclose(user_namespace, lambda: self._pristine(has_network))
+            self._enclose(user_namespace, lambda: self._pristine(etc))
         except OSError as exc:
             raise ViewError(str(exc)) from exc
 
@@ -213,21 +214,20 @@ class View:
                 raise ViewError(output.decode("utf-8", "replace") or "its process ended without a reason")
             (self.namespace,) = handles
 
-    def _pristine(self, has_network: bool) -> int:
+    def _pristine(self, etc: Mapping[str, str]) -> int:
         """Let this process have the view as its mount namespace; return a descriptor of that."""
         os.unshare(os.CLONE_NEWNS)
         own = os.open(_OWN_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
         root = f"{self._place}/root"
         steps = Steps()
         mount_by(steps, root, root, None, MS_BIND | MS_REC)
-        namespaces.dress(steps, root, self._cgroup_mounts)
+        namespaces.dress(steps, root, self._cgroup_mounts, self._files.processors)
         pivot_root(steps, root)
         steps.perform()
         files.remake_directories(self._files.directories)
-        if has_network:
-            # It may be a carried file, which is the sandbox's own then.
-            with contextlib.suppress(OSError):
-                files.name_server(self._files.name_server)
+        # One may be a carried file, which is the sandbox's own then.
+        with contextlib.suppress(OSError):
+            files.write_etc(etc)
         return own
 
 
@@ -343,10 +343,12 @@ def _plain_parent(root: int, names: list[str]) -> str:
     return "/" + "/".join(names)
 
 
-def written_paths(upper: str = "upper") -> dict[str, Any]:
+def written_paths(own: Collection[str] = (files.RESOLVER,), upper: str = "upper") -> dict[str, Any]:
     """Return the paths that were written in the sandbox, deleted ones too. In the supervisor's mount namespace.
 
-    The resolver's file, which the supervisor writes, is left out.
+    Args:
+        own: Files that the supervisor writes, which are left out.
+        upper: The overlay's upper directory.
 
     Returns:
         ``paths``, and whether these ``are_all``. A new empty directory counts itself, any other its contents.
@@ -368,4 +370,4 @@ def written_paths(upper: str = "upper") -> dict[str, Any]:
             if is_empty and directory != upper:
                 found.append(directory.removeprefix(upper))
                 length += len(os.fsencode(found[-1])) + 4
-    return {"paths": [path for path in found if path != files.RESOLVER], "are_all": not waiting}
+    return {"paths": [path for path in found if path not in own], "are_all": not waiting}

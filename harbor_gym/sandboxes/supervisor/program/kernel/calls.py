@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kernel.capabilities import KEPT_CAPABILITIES
-from kernel.steps import Steps
+from kernel.steps import ANY, Steps
 
-CAP_SYS_PTRACE, CAP_SYS_RESOURCE = 19, 24
+CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_RESOURCE = 2, 19, 24
 _CAP_SYS_ADMIN = 21
 
 _LAST_CAPABILITY = 63
@@ -195,15 +195,6 @@ def become_keeping_capabilities(uid: int, gid: int) -> None:
     _checked(_libc.capset(header, data), "capset")
 
 
-def write_files_as_root() -> None:
-    """Make root the owner of files that this process writes: the file system may not know another id (EOVERFLOW).
-
-    The processes that it may signal, and those that may signal it, stay the same. Source: setfsuid(2).
-    """
-    _libc.setfsgid(0)
-    _libc.setfsuid(0)
-
-
 def use_files_as(uid: int, gid: int, groups: list[int], *, is_root: bool) -> None:
     """Let this process use files with a user's rights, and make the user the owner of its new files.
 
@@ -271,6 +262,13 @@ def bound_capabilities(steps: Steps, *also_kept: int) -> None:
     for capability in _DROPPED_CAPABILITIES:
         if capability not in also_kept:
             steps.call("prctl", _PR_CAPBSET_DROP, capability)
+
+
+def only_capabilities(steps: Steps, kept: Collection[int]) -> None:
+    """Let the next program of root have these capabilities alone."""
+    for capability in range(_LAST_CAPABILITY + 1):
+        if capability not in kept:
+            steps.call("prctl", _PR_CAPBSET_DROP, capability, tolerates=ANY)
 
 
 def drop_privileges(steps: Steps, uid: int, gid: int, groups: Sequence[int], rank: Collection[int] = ()) -> None:

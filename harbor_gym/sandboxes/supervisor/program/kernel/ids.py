@@ -82,13 +82,15 @@ class Ids:
     Args:
         is_shifted: Give it a range of its own; otherwise its users have the ids of this process's user namespace.
         high_ids: Its ids above a range's own.
+        is_below: Without a range, give it no id that is in another sandbox's.
 
     Raises:
         OSError: All ranges are taken.
     """
 
-    def __init__(self, *, is_shifted: bool, high_ids: Sequence[int] = ()) -> None:
+    def __init__(self, *, is_shifted: bool, high_ids: Sequence[int] = (), is_below: bool = False) -> None:
         self.is_shifted = is_shifted
+        self._end = _FIRST if is_below else _FIRST_HIGH + MORE
         number, self._claim = _claim_range() if is_shifted else (0, None)
         self.extents = extents_of(number, high_ids) if is_shifted else ()
 
@@ -104,7 +106,7 @@ class Ids:
         """Return the texts for uid_map and gid_map of a process in a new user namespace."""
         if self.is_shifted:
             return written(self.extents), written(self.extents)
-        return _all_but_last("/proc/self/uid_map"), _all_but_last("/proc/self/gid_map")
+        return _all_but_last("/proc/self/uid_map", self._end), _all_but_last("/proc/self/gid_map", self._end)
 
     def become_untouchable(self) -> None:
         """Let no process of the sandbox signal this process, which keeps all rights of its user namespace."""
@@ -166,13 +168,8 @@ def _last(path: str) -> int:
     return first + count - 1
 
 
-def below_ranges(path: str) -> str:
-    """Return a map to the same ids, without those of sandboxes' own ranges."""
-    below = [(start, min(count, _FIRST - start)) for start, count in _extents(path) if start < _FIRST]
-    return written(tuple((start, start, count) for start, count in below))
-
-
-def _all_but_last(path: str) -> str:
-    """Return a map to the same ids without the last one, which is for this process's own children."""
+def _all_but_last(path: str, end: int) -> str:
+    """Return a map to the same ids below ``end``, without the last one, which is for this process's own children."""
     *others, (first, count) = _extents(path)
-    return "".join(f"{start} {start} {number}\n" for start, number in (*others, (first, count - 1)))
+    ranges = (*others, (first, count - 1))
+    return written(tuple((start, start, min(number, end - start)) for start, number in ranges if start < end))

@@ -1,0 +1,113 @@
+"""Traces of episodes for OpenTelemetry, made of an episode's transcript when it has ended.
+
+Nothing is measured for them and nothing is imported unless an OTLP endpoint is named in the environment. Sources: the
+OpenTelemetry conventions for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/), and its environment
+variables (https://opentelemetry.io/docs/languages/sdk-configuration/otlp-exporter/).
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_NANOSEC = 1_000_000_000
+_logger = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """A span below an episode's."""
+
+    name: str
+    begin: float
+    """Seconds since the epoch."""
+
+    seconds: float
+    attributes: dict[str, Any]
+
+
+def trace_episode(document: Mapping[str, Any]) -> None:
+    """Send a trace of an ended episode, if the environment names an endpoint for traces. It is sent in the background.
+
+    Args:
+        document: The transcript as its file has it.
+    """
+    if not any(map(os.environ.get, _ENDPOINTS)) or (tracer := _tracer()) is None:
+        return
+    from opentelemetry import trace
+
+    begin, seconds = document["started"], document["seconds"]
+    episode = tracer.start_span("episode", start_time=_nanosec(begin), attributes=_attributes(document))
+    if document["error"]:
+        episode.set_status(trace.Status(trace.StatusCode.ERROR, document["error"]))
+    within = trace.set_span_in_context(episode)
+    for part in parts(document):
+        span = tracer.start_span(part.name, within, start_time=_nanosec(part.begin), attributes=part.attributes)
+        span.end(_nanosec(part.begin + part.seconds))
+    episode.end(_nanosec(begin + seconds))
+
+
+def parts(document: Mapping[str, Any]) -> Iterator[Part]:
+    """Return an episode's ``reset``, then ``sample``, ``step`` and ``grade`` of each turn, one after the other.
+
+    The durations are as measured; a pause between two of them is not recorded, so that later ones begin too early by
+    as much.
+    """
+    now: float = document["started"]
+    measured: Mapping[str, float] = document["start"].get("metrics", {})
+    yield Part("reset", now, spent := sum(measured.get(f"time/{name}_sec", 0.0) for name in _RESET), {})
+    now += spent
+    for number, turn in enumerate(document["turns"]):
+        of_turn = {"harbor_gym.turn": number + 1}
+        if turn["thinking_sec"] is not None:
+            counts = {"input": turn["prompt_tokens"], "output": turn["sampled_tokens"]}
+            usage = {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count is not None}
+            yield Part("sample", now, turn["thinking_sec"], {"gen_ai.operation.name": "chat", **usage, **of_turn})
+            now += turn["thinking_sec"]
+        for name, metric in (("step", "time/step_sec"), ("grade", "time/verifier_sec")):
+            if (spent := turn.get("metrics", {}).get(metric)) is not None:
+                yield Part(name, now, spent, of_turn)
+                now += spent
+
+
+_RESET = ("sandbox_start", "terminal_open", "replay")
+
+
+def _nanosec(seconds: float) -> int:
+    return round(seconds * _NANOSEC)
+
+
+def _attributes(document: Mapping[str, Any]) -> dict[str, Any]:
+    known = {
+        "gen_ai.operation.name": "invoke_agent",
+        "harbor_gym.task": document["start"].get("task") or document.get("task"),
+        "harbor_gym.sandbox": document["start"].get("sandbox"),
+        "harbor_gym.end_reason": document["end_reason"] and str(document["end_reason"]),
+        "harbor_gym.reward": document["reward"],
+        "harbor_gym.turns": len(document["turns"]),
+        "harbor_gym.group": document.get("group"),
+        "harbor_gym.episode": document.get("episode"),
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+@functools.cache
+def _tracer() -> Any:
+    """Return the tracer of this process's provider, which is made where the program has set none; None without the
+    packages, which is logged once."""
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as exc:
+        _logger.warning('no traces are sent, as %s is not installed: pip install "harbor-gym[otel]"', exc.name)
+        return None
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        own = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: "harbor_gym"})
+        provider = TracerProvider(resource=own)  # its end sends what waits
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        trace.set_tracer_provider(provider)
+    return trace.get_tracer("harbor_gym")

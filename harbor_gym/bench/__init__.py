@@ -1,1 +1,0 @@
-"""Benchmarks of steps, resets and episodes, compared with Harbor's own: ``harbor-gym bench``."""

@@ -1,0 +1,3 @@
+"""The short name of :mod:`harbor_gym.adapters.harbor`."""
+
+from harbor_gym.adapters.harbor import *  # noqa: F403  # all of its names

@@ -1,0 +1,185 @@
+"""Receipts of an audit: what was found in one task, for one content of its files. ``harbor-gym audit`` writes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from enum import StrEnum
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harbor_gym._runtime.files import StrPath, replace_text
+from harbor_gym._runtime.json_files import read_document
+from harbor_gym.errors import UsageError
+from harbor_gym.tasks.resolve import SourcedTask
+
+_logger = logging.getLogger(__name__)
+
+FOLDER = "receipts"
+"""The folder of the receipts within an audit's folder."""
+
+
+class Severity(StrEnum):
+    """How much a finding matters, the worst first."""
+
+    ERROR = "error"
+    """The task's rewards are wrong, or can be had without the work: do not train on it."""
+
+    WARNING = "warning"
+    """The task's rewards may change with time or place, or say less than they seem to."""
+
+    NOTE = "note"
+    """Worth knowing; nothing is wrong."""
+
+    @property
+    def rank(self) -> int:
+        """The place among the severities; 0 is the worst."""
+        return list(type(self)).index(self)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Evidence(_Record):
+    """One place that shows a finding."""
+
+    file: str | None = None
+    """A path in the task's directory; ``a.tar!b`` is the member ``b`` of the archive ``a.tar``."""
+
+    line: int | None = None
+    """The line in the file, from 1."""
+
+    text: str | None = None
+    """The line, a command, or the end of a verifier's output, cut to 500 characters. Secrets are shortened."""
+
+    reward: float | None = None
+    """The reward that was paid."""
+
+
+class Finding(_Record):
+    """One thing that is wrong with a task."""
+
+    kind: str
+    """``family/name``, as in the table of docs/guide/audit.md."""
+
+    severity: Severity
+    message: str
+    """What was found, in one sentence."""
+
+    remedy: str
+    """What to do about it."""
+
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def is_of_the_set(self) -> bool:
+        """Whether it is about the task among others, so that it must be found anew when the others change."""
+        return self.kind.startswith("set/")
+
+
+class Receipt(_Record):
+    """The result of one task's audit."""
+
+    format: Literal[1] = 1
+    task: str
+    """The task's name, unique in its audit."""
+
+    path: str
+    source: str | None = None
+    commit: str | None = None
+    digest: str
+    """``sha256:…`` of the task's files, as in :class:`harbor_gym.tasks.SourcedTask`."""
+
+    versions: dict[str, str]
+    """Versions of ``harbor_gym`` and ``harbor``."""
+
+    sandbox: str | None
+    """The sandbox of its trials; None where only its files were read."""
+
+    settings: dict[str, Any]
+    """What else decides what could be found: runs of each agent, whether the reward was forged, the reward's key."""
+
+    judged_at: str
+    """UTC, as ISO 8601."""
+
+    verdict: str | None
+    """The verdict of ``harbor-gym check``; None where only the files were read."""
+
+    findings: tuple[Finding, ...] = ()
+    """The worst first."""
+
+    durations: dict[str, float]
+    """Seconds: ``static`` for reading the files, ``check`` for all trials, and by phase those of one trial."""
+
+    @property
+    def severity(self) -> Severity | None:
+        """The worst finding's severity; None without a finding."""
+        return min((found.severity for found in self.findings), key=attrgetter("rank"), default=None)
+
+    def file_in(self, folder: StrPath) -> Path:
+        """Return the receipt's path in an audit's folder."""
+        return Path(folder) / FOLDER / f"{self.task}-{self.digest.rpartition(':')[2][:12]}.json"
+
+    def write(self, folder: StrPath) -> None:
+        """Write the receipt into an audit's folder, atomically."""
+        path = self.file_in(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, self.model_dump_json(indent=1) + "\n")
+
+
+def read_receipts(folder: StrPath) -> dict[str, list[Receipt]]:
+    """Return the receipts of an audit's folder by the tasks' digests.
+
+    Raises:
+        UsageError: The folder holds no receipts, or one of them can't be read.
+    """
+    place = Path(folder) / FOLDER
+    if not place.is_dir():
+        raise UsageError(f"{folder} holds no receipts: name the folder of a harbor-gym audit (--output)")
+    found: dict[str, list[Receipt]] = {}
+    for path in sorted(place.glob("*.json")):
+        remedy = "remove it, and audit the task again"
+        document = read_document(path, remedy=remedy)
+        try:
+            receipt = Receipt.model_validate(document)
+        except ValidationError as exc:
+            raise UsageError(f"{path} is no receipt of format 1 ({exc.error_count()} fields differ): {remedy}") from exc
+        found.setdefault(receipt.digest, []).append(receipt)
+    return found
+
+
+def audited_tasks(
+    tasks: Sequence[SourcedTask], folder: StrPath, *, refused: Severity = Severity.ERROR
+) -> list[SourcedTask]:
+    """Return the tasks with a receipt of their present files and no finding that is refused; log how many are left out.
+
+    Args:
+        tasks: Tasks as :func:`harbor_gym.tasks.resolve_tasks` returns them.
+        folder: The folder of an audit.
+        refused: The least severity of a finding that keeps a task out.
+
+    Raises:
+        UsageError: The folder holds no receipts, one of them can't be read, or no task is left.
+    """
+    receipts = read_receipts(folder)
+    unknown = [task for task in tasks if task.digest not in receipts]
+    bad = {
+        digest
+        for digest, found in receipts.items()
+        if any(one.severity is not None and one.severity.rank <= refused.rank for one in found)
+    }
+    kept = [task for task in tasks if task.digest in receipts and task.digest not in bad]
+    if len(kept) == len(tasks):
+        return kept
+    left_out = (
+        f"of {len(tasks)} tasks {len(tasks) - len(kept)} are left out: {len(unknown)} have no receipt of their present "
+        f"files in {folder}, {len(tasks) - len(kept) - len(unknown)} have a finding of severity {refused} or worse"
+    )
+    if not kept:
+        raise UsageError(f"{left_out}: audit them (harbor-gym audit), or repair them")
+    _logger.warning("%s", left_out)
+    return kept
