@@ -240,6 +240,9 @@ class Episode:
             self._trial = await self._create_trial(key)
         finally:
             forget()
+        if self._closing is not None:
+            # Closed while the trial was made, which has made its folder again.
+            self._remove_traces()
         self._check_open()
         self._guard = GradingGuard(
             self._trial,

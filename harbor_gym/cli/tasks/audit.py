@@ -68,7 +68,7 @@ def audit(
     from harbor_gym.tasks.receipts import Receipt
 
     if schema:
-        typer.echo(json.dumps(Receipt.model_json_schema(), indent=2))
+        echo(json.dumps(Receipt.model_json_schema(), indent=2))
         return
     with one_line_errors(), quiet_harbor():
         if not sources:

@@ -439,6 +439,8 @@ async def a_command_in_the_view_is_closed_to_all_outside(sandbox: LocalEnvironme
         await output(sandbox, f"until [ $(pgrep -cf '^sleep ({roots}|{users})$') -ge 2 ]; do sleep 0.05; done", cwd="/")
         await sandbox.leave_verifier_view()
         await output(sandbox, f"{_WAIT_FOR.format(roots)}; {_WAIT_FOR.format(users)}; touch /attack/stop")
+        # A zombie has no memory whose maps could be kept from anybody: no command ends while the attack looks.
+        await output(sandbox, "until [ -e /attack/ended ]; do sleep 0.05; done")
     finally:
         for command in graded:
             command.cancel()

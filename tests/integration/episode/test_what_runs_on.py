@@ -179,7 +179,10 @@ async def test_what_runs_on_has_no_say_in_the_verdict(
         task, f"setsid bash -c {shlex.quote(FORGERS[forger])} >/dev/null 2>&1 </dev/null & {await_start}"
     )
     assert reward == 0.0
-    assert info.get("rewards") == {"reward": 0.0}
+    # Where root moves /logs at the moment in which the view is made, the sandbox is broken.
+    assert info.get("rewards") == {"reward": 0.0} or (user == "root" and info.get("end_reason") == "sandbox_broken"), (
+        info
+    )
     assert "stops" in forger or "stopped before grading" not in caplog.text, "it was to run on"
 
 

@@ -71,6 +71,8 @@ async def test_a_timeout_kills_the_whole_group_and_nothing_else(sandbox: LocalEn
     with pytest.raises(SandboxTimeoutError, match="timed out after 1 seconds") as caught:
         await sandbox.exec("sleep 2000 & sleep 3000", timeout_sec=1)
     assert isinstance(caught.value, RuntimeError)
+    # A killed process is there until it next has a processor.
+    await output(sandbox, "while pgrep -x -f 'sleep [23]000' >/dev/null; do sleep 0.05; done")
     assert await output(sandbox, "ps -eo args | grep '^sleep'") == "sleep 1000"
 
 

@@ -34,6 +34,7 @@ from harbor.verifier.verifier import Verifier
 
 import harbor_gym.sandboxes.docker
 from harbor_gym._runtime.harbor_versions import VERSION
+from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode._harbor_patches import create_trial
 from tests.helpers.sandboxes.fake_episodes import FAKE, fake_config
@@ -250,11 +251,17 @@ def trial_config(tmp_path: Path, task_dir: Path) -> TrialConfig:
     return TrialConfig(task=TaskConfig(path=task_dir), trials_dir=tmp_path / "trials", environment=environment)
 
 
+async def made(config: TrialConfig, task_dir: Path) -> trial.Trial:
+    """Make a trial that never runs."""
+    created = await create_trial(config, task_dir)
+    forget_loggers(created.logger)
+    return created
+
+
 async def test_no_walk_through_a_tasks_files_stops_the_loop(trial_config: TrialConfig, task_dir: Path) -> None:
     walks = Walks(task_dir / "tests")
     try:
-        trial = await create_trial(trial_config, task_dir)
-        assert trial.task.checksum
+        assert (await made(trial_config, task_dir)).task.checksum
     finally:
         walks.folder = None
     assert walks.seen == []
@@ -278,7 +285,7 @@ async def test_no_walk_through_many_tests_stops_the_loop_while_they_are_graded(t
 
 async def digests(config: TrialConfig, task_dir: Path) -> tuple[str, str]:
     """Return the digests of a task in a trial's result and in its lock."""
-    trial = await create_trial(config.model_copy(update={"trial_name": uuid.uuid4().hex}), task_dir)
+    trial = await made(config.model_copy(update={"trial_name": uuid.uuid4().hex}), task_dir)
     written = json.loads(trial.paths.lock_path.read_text(encoding="utf-8"))
     return trial.task.checksum, written["task"]["digest"]
 
@@ -301,7 +308,7 @@ async def test_the_digests_of_a_task_are_kept_until_its_files_change(trial_confi
 async def test_a_task_that_leads_out_of_its_directory_is_refused_again(
     trial_config: TrialConfig, task_dir: Path, tmp_path: Path
 ) -> None:
-    await create_trial(trial_config, task_dir)
+    await made(trial_config, task_dir)
     (task_dir / "tests" / "out").symlink_to(tmp_path)
     with pytest.raises(ValueError, match="must stay within the task"):
-        await create_trial(trial_config, task_dir)
+        await made(trial_config, task_dir)

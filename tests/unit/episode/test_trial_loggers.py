@@ -1,6 +1,10 @@
 """A trial's loggers go with it: a training run of a hundred thousand episodes has no room for them."""
 
+import asyncio
 import logging
+import os
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,8 +13,10 @@ from harbor.models.trial.config import AgentConfig, TaskConfig
 from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.adapters.harbor.interface import RolloutInterface
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.episode import _harbor_patches
+from harbor_gym.errors import HarborGymError, SandboxStartError
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config
 
 
@@ -43,14 +49,39 @@ async def test_episodes_leave_no_loggers(tmp_path: Path) -> None:
 
 async def test_an_environment_that_is_closed_in_the_middle_leaves_none(tmp_path: Path) -> None:
     await play(tmp_path / "task")
-    before = registered()
+    before, others = registered(), open_logs()
     env = AsyncTerminalGymEnv(fake_config(tmp_path / "task"))
     await env.reset()
     assert registered() > before
-    assert open_logs()
+    assert open_logs() != others
     await env.close()
     assert registered() == before
-    assert open_logs() == []
+    assert open_logs() == others
+
+
+async def test_an_environment_that_is_closed_while_its_task_is_read_leaves_nothing(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial is made after the end, in a folder that was removed."""
+    reading, goes_on = threading.Event(), threading.Event()
+    compute = _harbor_patches._compute_content_hash
+
+    def slow(task_dir: Path) -> tuple[str, list[Path]]:
+        reading.set()
+        assert goes_on.wait(PATIENCE_SEC)
+        return compute(task_dir)
+
+    monkeypatch.setattr(_harbor_patches, "_compute_content_hash", slow)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    before, others = registered(), open_logs()
+    env = AsyncTerminalGymEnv(fake_config(tmp_path / "task"))
+    reset = asyncio.create_task(env.reset())
+    assert await asyncio.to_thread(reading.wait, PATIENCE_SEC)
+    await env.close()
+    goes_on.set()
+    with pytest.raises(HarborGymError, match="closed"):
+        await reset
+    assert (registered(), open_logs(), os.listdir(scratch)) == (before, others, [])
 
 
 async def test_a_trial_that_never_ran_leaves_none(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ if sys.argv[1] == "--watch":
             json.dump(found, file)
         os.rename(f"{place}/part", f"{place}/found")
         time.sleep(0.02)
+    open(f"{place}/ended", "w", encoding="utf-8").close()
 else:
     look(sys.argv[1:], found)
     print(json.dumps(found))
