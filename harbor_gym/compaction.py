@@ -1,4 +1,4 @@
-"""Prompts message by message, and how older messages are left out of one. Nothing is tokenised again."""
+"""Prompts message by message, how older messages are left out of one, and when. Nothing is tokenised again."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +36,15 @@ class Prompt:
             shown = following - turn.prompt_tokens - turn.sampled_tokens
             exchanges.append(Exchange(number, turn.sampled_tokens, shown))
         return cls(list(tokens), tuple(exchanges))
+
+    @property
+    def last_answer(self) -> tuple[Self, list[int]] | None:
+        """The prompt that the last answer was given to, and the answer; None if there is no answer in it."""
+        if not self.exchanges:
+            return None
+        *earlier, last = self.exchanges
+        start = len(self.tokens) - last.size
+        return type(self)(self.tokens[:start], tuple(earlier)), self.tokens[start : start + last.sampled]
 
     def extended(self, turn: int, sampled: Sequence[int], shown: Sequence[int]) -> Self:
         """Return the prompt after an answer.
@@ -104,24 +113,35 @@ class Limits:
     max_compactions: int | None
     """The most compactions of an episode; None is no limit, 0 leaves prompts as they are."""
 
+    by_summary: bool = False
+    """Whether the policy is asked for a summary."""
+
     @classmethod
-    def of(cls, config: object, *, max_tokens: int, max_context_tokens: int | None) -> Self:
+    def of(cls, config: object, *, max_tokens: int, max_context_tokens: int | None, request_tokens: int = 0) -> Self:
         """Return the limits of an episode.
 
         Args:
             config: The environment's configuration; one that is no :class:`TerminalEnvConfig` compacts nothing.
             max_tokens: The sampler's limit for one message.
             max_context_tokens: The model's context window; None is no limit.
+            request_tokens: The length of the request for a summary.
 
         Raises:
-            UsageError: ``compact_at`` does not fit the context window.
+            UsageError: ``compact_at`` does not fit the context window, or a summary does not.
         """
         longest = None if max_context_tokens is None else max_context_tokens - max_tokens
         if not isinstance(config, TerminalEnvConfig) or config.compaction == "none":
             return cls(longest, None, 0)
-        at = config.compact_at
+        by_summary, at = config.compaction == "summary", config.compact_at
+        # A prompt gets an answer, then the request, then the summary, before there is a new one.
+        most = longest - max_tokens - request_tokens if by_summary and longest is not None else longest
+        if by_summary and most is not None and most <= 0:
+            raise UsageError(
+                f"compaction=summary: a context of {max_context_tokens} tokens has no room for an answer "
+                f"and a summary of {max_tokens} tokens each; make max_tokens smaller"
+            )
         if at is None:
-            return cls(longest, longest, config.max_compactions)
+            return cls(longest, most, config.max_compactions, by_summary)
         if at <= 1:
             if max_context_tokens is None:
                 raise UsageError(f"compact_at={at:g} is a share of an unknown context: give max_context_tokens")
@@ -131,7 +151,7 @@ class Limits:
                 f"compact_at={at:g} is more than the context of {max_context_tokens} tokens: give a smaller number, or "
                 "a share of at most 1"
             )
-        return cls(longest, int(at) if longest is None else min(int(at), longest), config.max_compactions)
+        return cls(longest, int(at) if most is None else min(int(at), most), config.max_compactions, by_summary)
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt leaves room for a full answer."""

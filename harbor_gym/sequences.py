@@ -43,11 +43,12 @@ def merge(turns: Iterable[TokenTransition | tuple[Sequence[int], Sample]]) -> li
     growing: list[SequenceBuilder] = []
     for index, turn in enumerate(turns):
         prompt, sample = turn if isinstance(turn, tuple) else (turn.prompt, turn.sample)
+        is_summary = not isinstance(turn, tuple) and "summary" in turn.info
         sequence = next((item for item in reversed(growing) if item.is_extended_by(prompt)), None)
         if sequence is None:
             sequence = SequenceBuilder()
             growing.append(sequence)
-        sequence.extend(prompt, sample, call=index)
+        sequence.extend(prompt, sample, call=index, is_summary=is_summary)
     return [sequence.build() for sequence in growing]
 
 
@@ -96,10 +97,10 @@ class SequenceBuilder:
         pairs = enumerate(zip(tokens, prompt, strict=False))
         return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(tokens), len(prompt)))
 
-    def extend(self, prompt: Sequence[int], sample: Sample, *, call: int) -> None:
+    def extend(self, prompt: Sequence[int], sample: Sample, *, call: int, is_summary: bool = False) -> None:
         """Add a call whose prompt begins with all tokens of this sequence."""
         self.show(prompt[len(self._sequence.prompt) + len(self._sequence.completion) :])
-        self.add(sample.tokens, sample.logprobs, call=call, version=sample.version)
+        self.add(sample.tokens, sample.logprobs, call=call, version=sample.version, is_summary=is_summary)
 
     def show(self, tokens: Sequence[int]) -> None:
         """Add tokens that were not sampled here."""
@@ -117,6 +118,7 @@ class SequenceBuilder:
         call: int,
         agent: int = 0,
         version: int | None = None,
+        is_summary: bool = False,
     ) -> None:
         """Add the sampled tokens of a call.
 
@@ -126,6 +128,7 @@ class SequenceBuilder:
             call: See :attr:`SampledSpan.call`.
             agent: See :attr:`SampledSpan.agent`.
             version: See :attr:`SampledSpan.version`.
+            is_summary: See :attr:`SampledSpan.is_summary`.
 
         Raises:
             UsageError: The number of log-probabilities is not that of the tokens.
@@ -134,7 +137,7 @@ class SequenceBuilder:
         if len(known) != len(sampled):
             raise UsageError(f"a sample of {len(sampled)} tokens has {len(known)} log-probabilities")
         start = len(self._sequence.completion)
-        self._spans.append(SampledSpan(start, start + len(sampled), call, agent, version))
+        self._spans.append(SampledSpan(start, start + len(sampled), call, agent, version, is_summary=is_summary))
         self._sequence.completion.extend(sampled)
         self._sequence.logprobs.extend(known)
 

@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -24,6 +24,7 @@ from harbor_gym.types import (
     EpisodeInfo,
     ForkMode,
     StopReason,
+    Summary,
     TokenStep,
     Transcript,
     Turn,
@@ -34,11 +35,16 @@ __all__ = ["TokenTerminalEnv"]
 if TYPE_CHECKING:
     from harbor_gym.wrappers import Forkable, TerminalEnv
 
-_OF_TOKENS = ("prompt_tokens", "sampled_tokens", "logprobs", "version", "thinking_sec", "queued_sec", "compaction")
+_OF_TOKENS = (
+    *("prompt_tokens", "sampled_tokens", "logprobs", "version", "thinking_sec", "queued_sec", "summaries"),
+    "compaction",
+)
 """The fields of a turn that the wrapped environment does not know."""
 
 _LEAST_SHOWN_BYTES = 200
 """An observation that can't fit is cut, but not to less than this; the least of ``max_observation_bytes``."""
+
+_SUMMARY_TRIES = 2
 
 
 class TokenTerminalEnv:
@@ -47,9 +53,11 @@ class TokenTerminalEnv:
     The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
     user message. The instruction is sent once. With ``TerminalEnvConfig.compaction`` a prompt that becomes too long is
     made shorter from the same tokens, and a new conversation begins: ``info["compacted"]`` and, at the end,
-    ``compactions`` in the metrics. Where the codec can compare them with its chat template
-    (:class:`harbor_gym.codecs.ComparesTemplate`, as ``HFCodec`` can), ``off_template_turns`` in the last step's metrics
-    counts the earlier answers that the template would have written differently, for instance without their thinking.
+    ``compactions`` in the metrics. With ``compaction="summary"`` a prompt may ask for a summary; its answer is given to
+    :meth:`step` as any other and is no turn: ``info["summary"]``. Where the codec can compare them with its chat
+    template (:class:`harbor_gym.codecs.ComparesTemplate`, as ``HFCodec`` can), ``off_template_turns`` in the metrics of
+    the end counts the earlier answers that the template would have written differently, for instance without their
+    thinking.
 
     Args:
         env: The environment. This object owns it from now on.
@@ -70,6 +78,12 @@ class TokenTerminalEnv:
         self._max_context_tokens = max_context_tokens
         self._limits = Limits.of(None, max_tokens=max_tokens, max_context_tokens=max_context_tokens)
         self._prompt = Prompt()
+        self._request: list[int] | None = None
+        """The prompt that asks for a summary, in place of ``_prompt``; None if none is asked for."""
+
+        self.summary: Summary | None = None
+        """The last answer, if it was one to the request for a summary."""
+
         self._compactions = 0
         self._shown = ""
         self._shown_at = 0.0
@@ -103,6 +117,7 @@ class TokenTerminalEnv:
         opening = prompts.opening(self.env.config, info.get("instruction", ""), screen)
         self.transcript.system_prompt, self.transcript.start_info = opening.system, info
         self._off_template_turns = self._compactions = 0
+        self._request = self.summary = None
         self._shown = opening.first
         messages = cast("list[ChatMessage]", opening.messages)
         self._prompt = Prompt(await asyncio.to_thread(self._codec.prompt, messages))
@@ -150,12 +165,15 @@ class TokenTerminalEnv:
         self._shown, self._shown_at = origin.observation, time.monotonic()
         self._off_template_turns = 0
         self._compactions = sum(turn.compaction is not None for turn in origin.turns)
+        self.summary, is_new = None, not origin.turns or origin.turns[-1].compaction is not None
+        self._request = None if is_new or not self._is_long(self._prompt) else self._asking(self._prompt)
 
     async def _first_step(self, info: EpisodeInfo) -> TokenStep:
-        if not self._limits.fits(self._prompt.tokens):
+        prompt = self._request or self._prompt.tokens
+        if not self._limits.fits(prompt):
             return await self.truncate(EndReason.CONTEXT_OVERFLOW)
         self._shown_at = time.monotonic()
-        return TokenStep(list(self._prompt.tokens), 0.0, False, info)
+        return TokenStep(list(prompt), 0.0, False, info)
 
     async def step(
         self,
@@ -166,7 +184,7 @@ class TokenTerminalEnv:
         version: int | None = None,
         queued_sec: float | None = None,
     ) -> TokenStep:
-        """Act on one sampled message.
+        """Act on one sampled message; or, where the last prompt asked for a summary, begin a new conversation with it.
 
         Args:
             sampled: The tokens as they were sampled, with the stop token if the sampler returns it.
@@ -183,10 +201,14 @@ class TokenTerminalEnv:
         if not self._prompt.tokens:
             raise UsageError("step can't be called before reset")
         with losing_one_episode("an episode in tokens"):  # a codec may raise anything at what a sandbox printed
-            return await self._step(sampled, stop_reason, logprobs=logprobs, version=version, queued_sec=queued_sec)
+            sampling = {"logprobs": logprobs, "version": version, "queued_sec": queued_sec}
+            sampling["thinking_sec"] = time.monotonic() - self._shown_at
+            if self._request is not None:
+                return await self._sum_up(sampled, stop_reason, self._request, **sampling)
+            self.summary = None
+            return await self._step(sampled, stop_reason, **sampling)
 
     async def _step(self, sampled: Sequence[int], stop_reason: StopReason, **sampling: Any) -> TokenStep:
-        thinking_sec = time.monotonic() - self._shown_at
         action = await asyncio.to_thread(self._codec.text, sampled)
         step, following = await self._act(action, sampled, stop_reason)
         if step.done and isinstance(self._codec, ComparesTemplate):
@@ -199,7 +221,6 @@ class TokenTerminalEnv:
             reward=step.reward,
             prompt_tokens=len(self._prompt.tokens),
             sampled_tokens=len(sampled),
-            thinking_sec=thinking_sec,
             compaction=Compaction("window", ended, following.prompt.exchanges) if following.is_compacted else None,
             **sampling,
         )
@@ -208,10 +229,43 @@ class TokenTerminalEnv:
             self.transcript.final_observation = following.shown
             self.transcript.tokens = ended
         else:
-            self._prompt, self._shown, self._shown_at = following.prompt, following.shown, time.monotonic()
-            self._compactions += following.is_compacted
-            self.transcript.tokens = self._prompt.tokens
+            self._go_on_with(following)
         return step
+
+    def _go_on_with(self, following: "_Following") -> None:
+        self._prompt, self._shown, self._shown_at = following.prompt, following.shown, time.monotonic()
+        self._request = following.request
+        self._compactions += following.is_compacted
+        self.transcript.tokens = self._prompt.tokens
+
+    async def _sum_up(
+        self, sampled: Sequence[int], stop_reason: StopReason, request: list[int], **sampling: Any
+    ) -> TokenStep:
+        """Begin a new conversation with a summary, ask once more, or leave older turns out."""
+        last, turns = self.transcript.turns[-1], self.transcript.turns
+        text = (await asyncio.to_thread(self._codec.text, sampled)).strip()
+        answered = request[: last.prompt_tokens + last.sampled_tokens]
+        self.summary = summary = Summary(text, request[len(answered) :], sampled, stop_reason, **sampling)
+        last = turns[-1] = replace(last, summaries=(*last.summaries, summary), info={**last.info})
+        info: EpisodeInfo = {"turn": last.info["turn"], "metrics": {}, "summary": summary.state}
+        if summary.state == "used":
+            following = await asyncio.to_thread(self._begin_anew, text, last.info)
+            compaction = Compaction("summary", [*request, *sampled], ())
+        elif len(last.summaries) < _SUMMARY_TRIES:
+            self._shown_at = time.monotonic()
+            return TokenStep(list(request), 0.0, False, info)
+        else:
+            opens_step = "instruction" in last.info
+            following = await asyncio.to_thread(
+                self._without_older, self._prompt, self._shown, last.info, opens_step=opens_step
+            )
+            compaction = Compaction("window", answered, following.prompt.exchanges)
+        if not following.is_compacted:
+            return await self.truncate(EndReason.CONTEXT_OVERFLOW)
+        info["compacted"] = last.info["compacted"] = following.how
+        turns[-1] = replace(last, compaction=compaction)
+        self._go_on_with(following)
+        return TokenStep(list(following.prompt.tokens), 0.0, False, info)
 
     async def truncate(self, reason: EndReason) -> TokenStep:
         """End the episode because the last prompt gets no answer, and verify it.
@@ -231,7 +285,13 @@ class TokenTerminalEnv:
         self.transcript.final_observation = self._shown
         step = _joined(turns[-1].reward, turns[-1].info, ended)
         turns[-1] = replace(turns[-1], reward=step.reward, info=step.info)
-        return step
+        return self._after_summary(step, reward=ended.reward)
+
+    def _after_summary(self, step: TokenStep, *, reward: float = 0.0) -> TokenStep:
+        """Return the last turn's step, made anew; after a summary the turn's own was returned before."""
+        if self.summary is None:
+            return step
+        return replace(step, reward=reward, info={**step.info, "summary": self.summary.state})
 
     def limit_context(self, tokens: int | None) -> None:
         """Set the context window, in tokens, unless the constructor got one.
@@ -245,7 +305,10 @@ class TokenTerminalEnv:
 
     def _set_limits(self) -> None:
         self._limits = Limits.of(
-            self.env.config, max_tokens=self._max_tokens, max_context_tokens=self._max_context_tokens
+            self.env.config,
+            max_tokens=self._max_tokens,
+            max_context_tokens=self._max_context_tokens,
+            request_tokens=len(self._codec.next_turn([], prompts.SUMMARY_REQUEST)),
         )
 
     async def close(self) -> None:
@@ -262,11 +325,16 @@ class TokenTerminalEnv:
         """Make the last prompt shorter, because the engine refused it.
 
         Returns:
-            The last step with the shorter prompt; None where none can be made, for instance without a ``compaction``.
+            The last step with the shorter prompt, which may ask for a summary; None where none can be made, for
+            instance without a ``compaction``.
         """
         turns, prompt = self.transcript.turns, self._prompt
         if not turns or not self._may_compact:
             return None
+        was_asked, self._request = self._request is not None or bool(turns[-1].summaries), None
+        if not was_asked and turns[-1].compaction is None and (request := self._asking(prompt)) is not None:
+            self._request = request
+            return self._after_summary(TokenStep(list(request), turns[-1].reward, False, turns[-1].info))
         room = min(len(prompt.tokens), self._limits.compact_at or len(prompt.tokens)) // 2
         if (shorter := await asyncio.to_thread(self._window, prompt, room)) is None:
             return None
@@ -274,12 +342,12 @@ class TokenTerminalEnv:
         ended = prompt.tokens[: last.prompt_tokens + last.sampled_tokens]
         if last.compaction is not None:  # no answer was sampled since
             ended = last.compaction.tokens
-        info: EpisodeInfo = {**last.info, "compacted": _how(prompt, shorter)}
+        info: EpisodeInfo = {**last.info, "compacted": _how("window", prompt, shorter)}
         turns[-1] = replace(last, info=info, compaction=Compaction("window", ended, shorter.exchanges))
         self._prompt, self._shown_at = shorter, time.monotonic()
         self._compactions += 1
         self.transcript.tokens = shorter.tokens
-        return TokenStep(list(shorter.tokens), last.reward, False, info)
+        return self._after_summary(TokenStep(list(shorter.tokens), last.reward, False, info))
 
     async def _act(
         self, action: str, sampled: Sequence[int], stop_reason: StopReason
@@ -292,7 +360,7 @@ class TokenTerminalEnv:
             self._count_compactions(info)
             return TokenStep([], reward, True, info), _Following(observation)
         following = await asyncio.to_thread(self._continue, sampled, observation, info)
-        if self._limits.fits(tokens := following.prompt.tokens):
+        if self._limits.fits(tokens := following.request or following.prompt.tokens):
             return TokenStep(list(tokens), reward, False, info), following
         ended = await self._truncated(EndReason.CONTEXT_OVERFLOW)
         return _joined(reward, info, ended), _Following(observation)
@@ -300,27 +368,60 @@ class TokenTerminalEnv:
     def _continue(self, sampled: Sequence[int], observation: str, info: EpisodeInfo) -> "_Following":
         if isinstance(self._codec, ComparesTemplate):
             self._off_template_turns += self._codec.is_off_template(sampled)
-        turn, at = len(self.transcript.turns) + 1, self._limits.compact_at
-
-        def after(shown: str) -> Prompt:
-            return self._prompt.extended(turn, sampled, self._codec.next_turn(sampled, shown))
-
-        prompt, opens_step = after(observation), "instruction" in info
-        if at is None or len(prompt.tokens) <= at or not self._may_compact:
+        turn = len(self.transcript.turns) + 1
+        prompt = self._prompt.extended(turn, sampled, self._codec.next_turn(sampled, observation))
+        if not self._is_long(prompt):
             return _Following(observation, prompt)
-        whole, max_bytes, kept = observation, len(observation.encode()), {turn} if opens_step else set[int]()
-        while not opens_step and not self._limits.fits((self._window(prompt, 0) or prompt).tokens):
-            max_bytes = max_bytes * 3 // 4
-            if max_bytes < _LEAST_SHOWN_BYTES:
-                return _Following(whole, prompt)
-            cut = compose("", Excerpt(whole), max_bytes=max_bytes)
-            observation, info["omitted_bytes"] = cut.text, cut.omitted_bytes
-            prompt = after(observation)
-        shorter = self._window(prompt, at // 2, kept)
+        if (request := self._asking(prompt)) is not None:
+            return _Following(observation, prompt, request)
+        return self._without_older(prompt, observation, info, opens_step="instruction" in info)
+
+    def _without_older(self, prompt: Prompt, observation: str, info: EpisodeInfo, *, opens_step: bool) -> "_Following":
+        """Return what follows once older turns are left out; the whole prompt where that makes it no shorter."""
+        assert prompt.last_answer is not None, "an answer came before"
+        (before, sampled), turn = prompt.last_answer, prompt.exchanges[-1].turn
+        at, whole = self._limits.compact_at or len(prompt.tokens), _Following(observation, prompt)
+        for shown in _cut(observation, info, cuts=not opens_step):
+            prompt = before.extended(turn, sampled, self._codec.next_turn(sampled, shown))
+            if self._limits.fits((self._window(prompt, 0) or prompt).tokens):
+                break
+        else:
+            return whole
+        shorter = self._window(prompt, at // 2, {turn} if opens_step else set[int]())
         if shorter is None or not self._limits.fits(shorter.tokens):
             return _Following(observation, prompt)
-        info["compacted"] = _how(prompt, shorter)
-        return _Following(observation, shorter, is_compacted=True)
+        info["compacted"] = how = _how("window", prompt, shorter)
+        return _Following(observation, shorter, how=how)
+
+    def _begin_anew(self, summary: str, info: EpisodeInfo) -> "_Following":
+        """Return the conversation that begins with a summary; the whole prompt where it would be no shorter."""
+        opens_step = "instruction" in info
+        instruction = None if opens_step else self._instruction
+        for shown in _cut(self._shown, info, cuts=not opens_step):
+            first = prompts.after_summary(instruction, summary, shown)
+            opening = prompts.Opening(self.transcript.system_prompt, first)
+            prompt = Prompt(self._codec.prompt(cast("list[ChatMessage]", opening.messages)))
+            if len(prompt.tokens) < len(self._prompt.tokens) and not self._is_long(prompt):
+                return _Following(self._shown, prompt, how=_how("summary", self._prompt, prompt))
+        return _Following(self._shown, self._prompt)
+
+    def _asking(self, prompt: Prompt) -> list[int] | None:
+        """Return the prompt that asks for a summary in place of what was shown last; None where that can't be."""
+        if not self._limits.by_summary or prompt.last_answer is None:
+            return None
+        before, sampled = prompt.last_answer
+        request = [*before.tokens, *sampled, *self._codec.next_turn(sampled, prompts.SUMMARY_REQUEST)]
+        return request if self._limits.fits(request) else None
+
+    def _is_long(self, prompt: Prompt) -> bool:
+        at = self._limits.compact_at
+        return at is not None and len(prompt.tokens) > at and self._may_compact
+
+    @property
+    def _instruction(self) -> str:
+        """The instruction of the task or the present step."""
+        infos = [*(turn.info for turn in self.transcript.turns[::-1]), self.transcript.start_info or {}]
+        return next((info["instruction"] for info in infos if "instruction" in info), "")
 
     @property
     def _may_compact(self) -> bool:
@@ -338,6 +439,9 @@ class TokenTerminalEnv:
     def _count_compactions(self, info: EpisodeInfo) -> None:
         if self._limits.max_compactions != 0:
             info["metrics"]["compactions"] = self._compactions
+        if self._limits.by_summary:
+            tried = [summary for turn in self.transcript.turns for summary in turn.summaries]
+            info["metrics"]["summary_tokens"] = sum(len(summary.tokens) for summary in tried)
 
     async def _truncated(self, reason: EndReason) -> TokenStep:
         _, reward, done, info = await self.env.truncate(reason)
@@ -350,17 +454,36 @@ class _Following:
     """What follows an answer."""
 
     shown: str
-    """The observation, as the policy is shown it."""
+    """The observation, as the environment returned it: a replay compares it."""
 
     prompt: Prompt = field(default_factory=Prompt)
     """The next prompt; empty where there is none."""
 
-    is_compacted: bool = False
-    """Whether the prompt was made shorter."""
+    request: list[int] | None = None
+    """The prompt that asks for a summary before that one."""
+
+    how: str = ""
+    """How the prompt was made shorter; empty if it was not."""
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether the prompt was made shorter."""
+        return bool(self.how)
 
 
-def _how(prompt: Prompt, shorter: Prompt) -> str:
-    return f"window: from {len(prompt.tokens)} to {len(shorter.tokens)} tokens"
+def _how(kind: str, prompt: Prompt, shorter: Prompt) -> str:
+    return f"{kind}: from {len(prompt.tokens)} to {len(shorter.tokens)} tokens"
+
+
+def _cut(observation: str, info: EpisodeInfo, *, cuts: bool) -> Iterator[str]:
+    """Yield an observation, then shorter ones, and note in ``info`` how many bytes are missing."""
+    yield observation
+    max_bytes = len(observation.encode()) * 3 // 4
+    while cuts and max_bytes >= _LEAST_SHOWN_BYTES:
+        cut = compose("", Excerpt(observation), max_bytes=max_bytes)
+        info["omitted_bytes"] = cut.omitted_bytes
+        yield cut.text
+        max_bytes = max_bytes * 3 // 4
 
 
 def _joined(reward: float, info: EpisodeInfo, ended: TokenStep) -> TokenStep:

@@ -12,7 +12,18 @@ from harbor_gym._runtime.files import StrPath, naming, replace_text, why_unreada
 from harbor_gym._runtime.json_files import read_grown
 from harbor_gym._runtime.traces import trace_episode
 from harbor_gym.errors import UsageError
-from harbor_gym.types import Command, Compaction, EndReason, EpisodeInfo, Exchange, Transcript, Turn
+from harbor_gym.types import (
+    Command,
+    Compaction,
+    EndReason,
+    EpisodeInfo,
+    Exchange,
+    Sample,
+    Summary,
+    TokenTransition,
+    Transcript,
+    Turn,
+)
 
 TRANSCRIPT_FORMAT = 2
 """Version of the transcript's format."""
@@ -115,7 +126,7 @@ def read_transcript(path: StrPath) -> tuple[Transcript, dict[str, Any]]:
             raise UsageError(f"{path} is not a transcript of format {TRANSCRIPT_FORMAT}: {remedy}")
         for line in added:
             _extend(document, line)
-        turns = [_read_turn(number, turn) for number, turn in enumerate(document["turns"], start=1)]
+        turns = read_turns(document["turns"])
         transcript = Transcript(turns, document["final_observation"], document["started"], document["system_prompt"])
         transcript.settings = document.get("settings")
         transcript.tools = document.get("tools", ())
@@ -159,6 +170,26 @@ def conversations(turns: Sequence[Turn], tokens: Sequence[int]) -> list[Sequence
         tokens = tokens if turn.compaction is None else turn.compaction.tokens
         found.append(tokens)
     return found[::-1]
+
+
+def transitions_of(turns: Sequence[Turn], tokens: Sequence[int]) -> list[TokenTransition]:
+    """Return every prompt and what the policy answered, summaries as well, in the order of the answers.
+
+    Args:
+        turns: An episode's turns.
+        tokens: The token ids of its last conversation.
+    """
+    found: list[TokenTransition] = []
+    for turn, conversation in zip(turns, conversations(turns, tokens), strict=True):
+        end = turn.prompt_tokens + turn.sampled_tokens
+        answered, prompt = list(conversation[:end]), list(conversation[: turn.prompt_tokens])
+        sample = Sample(answered[turn.prompt_tokens :], turn.logprobs, version=turn.version)
+        found.append(TokenTransition(prompt, sample, turn.reward, turn.info))
+        for summary in turn.summaries:
+            info: EpisodeInfo = {"turn": turn.info["turn"], "metrics": {}, "summary": summary.state}
+            sample = Sample(list(summary.tokens), summary.logprobs, summary.stop_reason, version=summary.version)
+            found.append(TokenTransition([*answered, *summary.request], sample, 0.0, info))
+    return found
 
 
 def append_turns(
@@ -212,14 +243,16 @@ def add_logprobs(path: Path, logprobs: Sequence[Sequence[float] | None]) -> None
 
     Args:
         path: The transcript; if it does not exist, nothing happens.
-        logprobs: For each turn, the log-probability of each sampled token, in nats; None if unknown.
+        logprobs: For each answer, a turn's or the summaries' after it, the log-probability of each sampled token, in
+            nats; None if unknown.
     """
     if not path.is_file():
         return
     document = json.loads(path.read_text(encoding="utf-8"))
-    for turn, values in zip(document["turns"], logprobs, strict=False):
+    answers = [answer for turn in document["turns"] for answer in (turn, *turn.get("summaries", ()))]
+    for answer, values in zip(answers, logprobs, strict=False):
         if values is not None:
-            turn["logprobs"] = _rounded(values)
+            answer["logprobs"] = _rounded(values)
     replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
 
 
@@ -243,6 +276,15 @@ def _read_logprobs(values: list[float | None] | None) -> list[float] | None:
     return None if values is None else [-math.inf if value is None else value for value in values]
 
 
+def read_turns(written: Sequence[dict[str, Any]]) -> list[Turn]:
+    """Return the turns of a transcript's document.
+
+    Raises:
+        KeyError, TypeError, ValueError: They are not complete.
+    """
+    return [_read_turn(number, turn) for number, turn in enumerate(written, start=1)]
+
+
 def _read_turn(number: int, turn: dict[str, Any]) -> Turn:
     commands, info = turn.get("commands"), {key: turn[key] for key in _KEPT_INFO if key in turn}
     return Turn(
@@ -257,8 +299,41 @@ def _read_turn(number: int, turn: dict[str, Any]) -> Turn:
         thinking_sec=turn["thinking_sec"],
         queued_sec=turn.get("queued_sec"),
         commands=None if commands is None else tuple(Command(keys, seconds) for keys, seconds in commands),
+        summaries=tuple(map(_read_summary, turn.get("summaries", ()))),
         compaction=read_compaction(turn.get("compaction")),
     )
+
+
+def _read_summary(written: Mapping[str, Any]) -> Summary:
+    return Summary(
+        written["text"],
+        read_tokens(written["request"]),
+        read_tokens(written["tokens"]),
+        written["stop_reason"],
+        logprobs=_read_logprobs(written["logprobs"]),
+        version=written.get("version"),
+        thinking_sec=written["thinking_sec"],
+        queued_sec=written.get("queued_sec"),
+    )
+
+
+def _summary(summary: Summary) -> dict[str, Any]:
+    return {
+        "text": summary.text,
+        "request": write_tokens(summary.request),
+        "tokens": write_tokens(summary.tokens),
+        "stop_reason": summary.stop_reason,
+        **_sampling(summary),
+    }
+
+
+def _sampling(answer: Turn | Summary) -> dict[str, Any]:
+    return {
+        "thinking_sec": None if answer.thinking_sec is None else round(answer.thinking_sec, 3),
+        "logprobs": None if answer.logprobs is None else _rounded(answer.logprobs),
+        **({} if answer.version is None else {"version": answer.version}),
+        **({} if answer.queued_sec is None else {"queued_sec": round(answer.queued_sec, 3)}),
+    }
 
 
 def _compaction(compaction: Compaction) -> dict[str, Any]:
@@ -288,10 +363,8 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "reward": turn.reward,
         "prompt_tokens": turn.prompt_tokens,
         "sampled_tokens": turn.sampled_tokens,
-        "thinking_sec": None if turn.thinking_sec is None else round(turn.thinking_sec, 3),
-        "logprobs": None if turn.logprobs is None else _rounded(turn.logprobs),
-        **({} if turn.version is None else {"version": turn.version}),
-        **({} if turn.queued_sec is None else {"queued_sec": round(turn.queued_sec, 3)}),
+        **_sampling(turn),
+        **({"summaries": [_summary(item) for item in turn.summaries]} if turn.summaries else {}),
         **({} if turn.compaction is None else {"compaction": _compaction(turn.compaction)}),
         **_kept(turn.info, _KEPT_INFO),
     }

@@ -204,6 +204,9 @@ class EpisodeInfo(TypedDict, total=False):
     compacted: str
     """In tokens, where the next prompt is shorter than this one: how, and what was left out."""
 
+    summary: str
+    """In tokens, after an answer to the request for a summary: ``used``, or why it was not: ``empty`` or ``cut``."""
+
     confirmation_pending: bool
     """The policy declared the task complete and was asked to confirm."""
 
@@ -255,7 +258,8 @@ class EpisodeInfo(TypedDict, total=False):
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
     ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``time/replay_sec`` (of a copy by replay),
     ``time/dump_sec`` and ``fork/dump_bytes`` (of an exact copy: the dump that it shares with the others),
-    ``compactions`` (of the episode's prompts, at its end, where ``compaction`` is set), ``mcp/calls`` and
+    ``compactions`` (of the episode's prompts, at its end, where ``compaction`` is set) and ``summary_tokens`` (sampled
+    for summaries, with ``compaction="summary"``), ``mcp/calls`` and
     ``mcp/failed`` (calls of MCP servers' tools in the episode, where it has such tools),
     ``stopped_processes`` (the policy's processes that were stopped before grading), ``oom_kills`` (where the sandbox
     reports it), ``zero_reward_on_limit`` (1 where that setting applied); with a warm pool ``pool/hit`` and
@@ -455,13 +459,50 @@ class Compaction(_Record):
     """The end of a conversation whose episode goes on in a shorter one; see ``TerminalEnvConfig.compaction``."""
 
     kind: str
-    """``window``."""
+    """``window`` or ``summary``."""
 
     tokens: Sequence[int]
-    """Token ids of the conversation that ended: the turn's prompt and its answer."""
+    """Token ids of the conversation that ended: the turn's prompt and its answer; with ``summary``, also the request
+    and the summary."""
 
     exchanges: tuple[Exchange, ...]
     """What the next turn's prompt has after its first message."""
+
+
+@dataclass(frozen=True, repr=False)
+class Summary(_Record):
+    """An answer to the request for a summary, which is no turn; see ``TerminalEnvConfig.compaction``."""
+
+    text: str
+    """The summary, without thinking."""
+
+    request: Sequence[int]
+    """The token ids between the turn's answer and the summary."""
+
+    tokens: Sequence[int]
+    """The sampled token ids."""
+
+    stop_reason: StopReason = "stop"
+    """See :attr:`Sample.stop_reason`."""
+
+    logprobs: Sequence[float] | None = None
+    """As :attr:`Turn.logprobs`."""
+
+    version: int | None = None
+    """As :attr:`Turn.version`."""
+
+    thinking_sec: float | None = None
+    """As :attr:`Turn.thinking_sec`."""
+
+    queued_sec: float | None = None
+    """As :attr:`Turn.queued_sec`."""
+
+    @property
+    def state(self) -> str:
+        """``used``, or why it was not: ``empty`` or ``cut`` (at the token limit)."""
+        if self.stop_reason == "length":
+            return "cut"
+        return "used" if self.text else "empty"
 
 
 @dataclass(frozen=True, repr=False)
@@ -500,6 +541,10 @@ class Turn(_Record):
 
     commands: Sequence[Command] | None = None
     """The commands, where ``step`` was given these instead of a message."""
+
+    summaries: tuple[Summary, ...] = ()
+    """What the policy answered after this turn when it was asked for a summary; the last one was used, where
+    ``compaction`` is of the kind ``summary``."""
 
     compaction: Compaction | None = None
     """Set where the next turn's prompt does not extend this one's, but was made shorter."""
@@ -560,6 +605,9 @@ class SampledSpan:
 
     is_trained: bool = True
     """Whether the tokens are trained."""
+
+    is_summary: bool = field(default=False, compare=False)
+    """Whether they answer the request for a summary, see ``TerminalEnvConfig.compaction``."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -264,11 +264,13 @@ class TerminalEnvConfig(EpisodeConfig):
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
     secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. A task sets its own in its task.toml."""
 
-    compaction: Literal["none", "window"] = "none"
+    compaction: Literal["none", "window", "summary"] = "none"
     """What to do when the next prompt is longer than ``compact_at``. ``none``: the episode ends as ``context_overflow``
     once a full answer has no room. ``window``: older turns are left out, and one line says how many; the task, the
-    instruction of each step and the latest turns stay, token for token. The episode then consists of several training
-    sequences, each with its reward. docs/guide/long_horizons.md lists the trainers that take such episodes."""
+    instruction of each step and the latest turns stay, token for token. ``summary``: the policy is asked for a summary,
+    and a new conversation begins with the task, the summary and the latest output; after two summaries that are empty
+    or cut, older turns are left out instead. The episode then consists of several training sequences, each with its
+    reward. docs/guide/long_horizons.md lists the trainers that take such episodes."""
 
     compact_at: float | None = Field(default=None, gt=0)
     """Longest prompt that is not compacted: in tokens if above 1, else a share of the context window. None: the longest
@@ -303,7 +305,7 @@ class TerminalEnvConfig(EpisodeConfig):
     @model_validator(mode="after")
     def _require_compaction(self) -> Self:
         if self.compaction == "none" and (self.compact_at, self.max_compactions) != (None, None):
-            raise ValueError("compact_at and max_compactions need a compaction, such as window")
+            raise ValueError("compact_at and max_compactions need a compaction: window or summary")
         return self
 
     @model_validator(mode="before")

@@ -15,8 +15,8 @@ from harbor_gym._runtime.files import StrPath, open_regular
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.config.dump_file import DumpFile, remove_dumps
 from harbor_gym.errors import HarborGymError, UsageError
-from harbor_gym.transcripts import append_turns, conversations, read_transcript, write_transcript
-from harbor_gym.types import EpisodeInfo, ForkMode, Sample, TokenTransition, Transcript, Turn
+from harbor_gym.transcripts import append_turns, conversations, read_transcript, transitions_of, write_transcript
+from harbor_gym.types import EpisodeInfo, ForkMode, TokenTransition, Transcript, Turn
 
 if TYPE_CHECKING:
     from harbor_gym.config import TerminalEnvConfig
@@ -92,7 +92,7 @@ class Snapshot:
 
     @property
     def transitions(self) -> list[TokenTransition]:
-        """The turns with their tokens, as :func:`harbor_gym.run_episode` would have returned them.
+        """The turns with their tokens, and summaries, as :func:`harbor_gym.run_episode` would have returned them.
 
         The rollout of an episode that goes on from here begins after them. Log-probabilities of a snapshot that was
         read from a file have 4 decimals.
@@ -102,13 +102,7 @@ class Snapshot:
         """
         if self.tokens is None:
             raise UsageError("the snapshot has no tokens: a policy in text played its episode")
-        transitions: list[TokenTransition] = []
-        for turn, tokens in zip(self.turns, conversations(self.turns, self.tokens), strict=True):
-            end = turn.prompt_tokens + turn.sampled_tokens
-            sample = Sample(list(tokens[turn.prompt_tokens : end]), turn.logprobs, version=turn.version)
-            prompt = list(tokens[: turn.prompt_tokens])
-            transitions.append(TokenTransition(prompt, sample, turn.reward, turn.info))
-        return transitions
+        return transitions_of(self.turns, self.tokens)
 
     def at(self, turn: int) -> Self:
         """Return the snapshot of an earlier turn, with its tokens if they are known, without a chat and a dump.

@@ -128,6 +128,28 @@ def left_out(turns: int) -> str:
     return f"[left out to save room: this output{earlier}]"
 
 
+SUMMARY_REQUEST = (
+    "[no action is executed now]\n"
+    "The conversation is too long to go on. A new one will begin with the task, your answer to this message, and the "
+    "terminal's latest output; the terminal and everything that runs there stay as they are. Sum up in plain text what "
+    "you have done and found out, what you changed, what runs, and what is left to do."
+)
+"""Asks for the summary with which the next conversation begins."""
+
+
+def after_summary(instruction: str | None, summary: str, screen: str) -> str:
+    """Return the first user message of the conversation that follows a summary.
+
+    Args:
+        instruction: The instruction of the task or the present step; None where ``screen`` has it.
+        summary: The policy's.
+        screen: The latest observation.
+    """
+    task = "" if instruction is None else f"Task:\n{instruction.strip()}\n\n"
+    shown = screen if instruction is None else f"Terminal:\n{screen}"
+    return f"{task}Your summary of the work so far:\n{summary.strip()}\n\n{shown}"
+
+
 def next_step(instruction: str, screen: str) -> str:
     """Return the observation that opens the next step of a multi-step task.
 

@@ -17,10 +17,10 @@ from harbor_gym.errors import UsageError
 from harbor_gym.report.chats import chat_of
 from harbor_gym.report.frame import save_parquet
 from harbor_gym.report.summaries import LABELS, parse_conditions, read_transcript
-from harbor_gym.sequences import SequenceBuilder
+from harbor_gym.sequences import merge
 from harbor_gym.tasks.selection import Condition
-from harbor_gym.transcripts import read_tokens, transcripts_of
-from harbor_gym.types import Sample, TokenSequence
+from harbor_gym.transcripts import read_tokens, read_turns, transcripts_of, transitions_of
+from harbor_gym.types import TokenSequence
 
 Form = Literal["messages", "tokens"]
 """``messages``: chats. ``tokens``: the sampled token ids and all between them, never rendered anew."""
@@ -42,7 +42,7 @@ class Export:
     """The file, or the folder with ``data/train.jsonl`` and a card."""
 
     episodes: int
-    """Rows in it."""
+    """Episodes in it."""
 
     left_out: Mapping[str, int]
     """Why other episodes are not in it → their number."""
@@ -57,18 +57,22 @@ def export(
     min_reward: float | None = None,
     best_of_group: bool = False,
 ) -> Export:
-    """Write the episodes of runs as one data set, a row each. An episode without a verdict is left out.
+    """Write the episodes of runs as one data set. An episode without a verdict is left out.
+
+    An episode is one row; in the form ``tokens``, one for each of its training sequences, of which it has several where
+    its prompt was compacted.
 
     Every row has ``run`` (the folder's name), ``name`` (the transcript's path in it), ``task``, ``split``, ``batch``,
     ``group``, ``episode``, ``end_reason`` and ``reward``, and
 
     - in the form ``messages``: ``messages``, a chat as :func:`harbor_gym.report.messages` has it, and ``tools``, where
       an agent declared any. TRL's ``SFTTrainer`` and the cookbook's loader of conversations read these;
-    - in the form ``tokens``, all of one length: ``input_ids``, ``assistant_masks`` (1 for a sampled token, as TRL names
-      it), ``roles`` (``prompt``, ``sampled`` or ``observation``) and ``logprobs`` (of the sampling policy, in nats with
-      4 decimals; null for a token that was not sampled, or whose log-probability is unknown); further ``version``, of
-      the weights that sampled the last answer, and ``advantage``, the reward less the mean of the episode's group;
-      null where the group has one episode. Each token is the transcript's.
+    - in the form ``tokens``, ``sequence`` (its number in the episode, from 0) and, all of one length: ``input_ids``,
+      ``assistant_masks`` (1 for a sampled token, as TRL names it), ``roles`` (``prompt``, ``sampled`` or
+      ``observation``) and ``logprobs`` (of the sampling policy, in nats with 4 decimals; null for a token that was not
+      sampled, or whose log-probability is unknown); further ``version``, of the weights that sampled its last answer,
+      and ``advantage``, the reward less the mean of the episode's group; null where the group has one episode. Each
+      token is the transcript's.
 
     Neither form has an episode's settings. A value of this process's environment whose variable's name says that it is
     a secret is replaced by ``[NAME]`` in a chat; tokens that hold one are left out. Of equal chats or token sequences
@@ -99,6 +103,7 @@ def export(
     if not rows:
         why = "; ".join(f"{count} {reason}" for reason, count in chosen.left_out.items())
         raise UsageError(f"no episode is left of {chosen.found}: {why}")
+    episodes = [*{(row["run"], row["name"]): row for row in rows}.values()]
     file = path / "data/train.jsonl" if is_folder else path
     with naming(path):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,8 +112,8 @@ def export(
         else:
             file.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
         if is_folder:
-            (path / _CARD).write_text(_card(form, rows, chosen, where), encoding="utf-8")
-    return Export(path, len(rows), chosen.left_out)
+            (path / _CARD).write_text(_card(form, episodes, chosen, where), encoding="utf-8")
+    return Export(path, len(episodes), chosen.left_out)
 
 
 type _Place = tuple[tuple[Path, Path], dict[str, Any]]
@@ -164,23 +169,24 @@ class _Chosen:
         seen: set[bytes] = set()
         for (path, run), labels in self._places:
             try:
-                content, why = self._content(form, read_transcript(path, run, with_tokens=True), labels)
+                contents, why = self._contents(form, read_transcript(path, run, with_tokens=True), labels)
             except (AttributeError, KeyError, TypeError, ValueError, UsageError):  # no transcript, though it is JSON
-                content, why = {}, _UNREADABLE
-            key = hashlib.sha256(json.dumps(content.get("messages") or content.get("input_ids")).encode()).digest()
+                contents, why = [], _UNREADABLE
+            text = [content.get("messages") or content["input_ids"] for content in contents]
+            key = hashlib.sha256(json.dumps(text).encode()).digest()
             if why := why or ("are there already" if key in seen else ""):
                 self.left_out[why] += 1
                 continue
             seen.add(key)
-            yield {**labels, **content}
+            yield from ({**labels, **content} for content in contents)
 
-    def _content(
+    def _contents(
         self, form: Form, document: Mapping[str, Any] | None, labels: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], str]:
-        """Return the row's content, or why there is none."""
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Return the rows' contents, or why there are none."""
         if document is None:
-            return {}, _UNREADABLE
-        return (self._chat(document), "") if form == "messages" else self._tokens(document, labels)
+            return [], _UNREADABLE
+        return ([self._chat(document)], "") if form == "messages" else self._tokens(document, labels)
 
     def _chat(self, document: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(chat_of(document), ensure_ascii=False)
@@ -188,46 +194,46 @@ class _Chosen:
             text = text.replace(secret, f"[{name}]")
         return {"messages": json.loads(text), **({"tools": tools} if (tools := document.get("tools")) else {})}
 
-    def _tokens(self, document: Mapping[str, Any], labels: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    def _tokens(self, document: Mapping[str, Any], labels: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
         if "tokens" not in document or not document["turns"]:
-            return {}, "have no tokens: a chat or an agent played them"
-        if any(turn.get("compaction") for turn in document["turns"]):
-            return {}, "were compacted: they have several sequences"
-        if (sequence := _sequence(document)) is None:
-            return {}, "have no tokens of their last answer: an earlier version wrote them"
+            return [], "have no tokens: a chat or an agent played them"
+        if (sequences := _sequences(document)) is None:
+            return [], "have no tokens of their last answer: an earlier version wrote them"
         text = json.dumps([document["turns"], document.get("system_prompt")], ensure_ascii=False)
         if any(secret in text for secret in self._secrets):
-            return {}, "hold a secret of this process's environment"
+            return [], "hold a secret of this process's environment"
         rewards = self._groups[_group_of(labels)]
-        logprobs = [
-            value if masked and math.isfinite(value) else None
-            for value, masked in zip(sequence.token_logprobs, sequence.token_mask, strict=True)
-        ]
-        return {
-            "input_ids": sequence.token_ids,
-            "assistant_masks": sequence.token_mask,
-            "roles": [role.value for role in sequence.token_roles],
-            "logprobs": logprobs,
-            "version": document["turns"][-1].get("version"),
-            "advantage": labels["reward"] - sum(rewards) / len(rewards) if len(rewards) > 1 else None,
-        }, ""
+        advantage = labels["reward"] - sum(rewards) / len(rewards) if len(rewards) > 1 else None
+        return [
+            {"sequence": number, **_columns(sequence), "advantage": advantage}
+            for number, sequence in enumerate(sequences)
+        ], ""
 
 
 def _group_of(labels: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(labels[key]) for key in ("run", "split", "batch", "group"))
 
 
-def _sequence(document: Mapping[str, Any]) -> TokenSequence | None:
-    """Return an episode's tokens; None where the file lacks those of the last answer."""
-    tokens, building = read_tokens(document["tokens"]), SequenceBuilder()
-    for number, turn in enumerate(document["turns"]):
-        start, end = turn["prompt_tokens"], turn["prompt_tokens"] + turn["sampled_tokens"]
-        if end > len(tokens):
-            return None
-        known = turn.get("logprobs")
-        logprobs = None if known is None else [math.nan if value is None else value for value in known]
-        building.extend(tokens[:start], Sample(tokens[start:end], logprobs), call=number)
-    return building.build()
+def _sequences(document: Mapping[str, Any]) -> list[TokenSequence] | None:
+    """Return an episode's training sequences; None where the file lacks the tokens of the last answer."""
+    turns, tokens = read_turns(document["turns"]), read_tokens(document["tokens"])
+    if len(tokens) < turns[-1].prompt_tokens + turns[-1].sampled_tokens and turns[-1].compaction is None:
+        return None
+    return merge(transitions_of(turns, tokens))
+
+
+def _columns(sequence: TokenSequence) -> dict[str, Any]:
+    logprobs = [
+        value if masked and math.isfinite(value) else None
+        for value, masked in zip(sequence.token_logprobs, sequence.token_mask, strict=True)
+    ]
+    return {
+        "input_ids": sequence.token_ids,
+        "assistant_masks": sequence.token_mask,
+        "roles": [role.value for role in sequence.token_roles],
+        "logprobs": logprobs,
+        "version": sequence.spans[-1].version,
+    }
 
 
 def _secrets() -> dict[str, str]:

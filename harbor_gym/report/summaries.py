@@ -190,6 +190,9 @@ def read_labelled(path: Path, root: Path, *, with_tokens: bool = False) -> dict[
                 for turn in document["turns"]:
                     if isinstance(turn, dict):
                         turn.pop("compaction", None)  # has its conversation's tokens; "compacted" says it in words
+                        for summary in turn.get("summaries", ()):
+                            summary.pop("tokens", None)
+                            summary.pop("request", None)
             can_be_played = isinstance(settings, dict) and settings.get("action_format") == ActionFormat.TERMINUS_JSON
             return {**document, **_place(path, root, document), "can_be_played": can_be_played}
     return None

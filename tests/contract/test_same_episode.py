@@ -15,6 +15,7 @@ import pytest
 
 from harbor_gym import EndReason, Sample
 from harbor_gym.errors import ContextOverflowError, HarborGymError
+from harbor_gym.formats.prompts import SUMMARY_REQUEST
 from tests.contract.differences import AGENTS, DIFFERENCES, doors
 from tests.contract.players import cookbook, gymnasium, harbor, nemo_gym, openenv, skyrl, trl, verifiers, verl
 from tests.contract.players.episode import FORGE, FORGED, TURN, Episode, Played, Script, by_run_episode, trained_of
@@ -211,15 +212,20 @@ class Walking:
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         tokenizer = byte_level_tokenizer()
-        number = max(map(int, re.findall(r"echo (\d+)y", tokenizer.decode(list(prompt)))), default=0) + 1
-        is_over = json.dumps(DONE) in tokenizer.decode(list(prompt))
-        answer = COMPLETE if is_over else message(DONE if number > 10 else f"echo {number}y{self.long}\n")
+        shown = tokenizer.decode(list(prompt))
+        number = max(map(int, re.findall(r"(?:echo |Typed )(\d+)y", shown)), default=0) + 1
+        answer = (
+            COMPLETE if json.dumps(DONE) in shown else message(DONE if number > 10 else f"echo {number}y{self.long}\n")
+        )
+        if SUMMARY_REQUEST in shown:
+            answer = f"Typed {number - 1}y."
         tokens = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|im_end|>")]
         return Sample(tokens, [-number / (place + 1) for place in range(len(tokens))])
 
 
+@pytest.mark.parametrize("kind", ["window", "summary"])
 @pytest.mark.parametrize("adapter", adapters(but=AGENTS))
-async def test_an_episode_that_is_compacted_twice(adapter: str, model_dir: str, tmp_path: Path) -> None:
+async def test_an_episode_that_is_compacted_twice(adapter: str, kind: str, model_dir: str, tmp_path: Path) -> None:
     episode = Episode(
         write_task(tmp_path / "task"),
         model_dir,
@@ -227,10 +233,10 @@ async def test_an_episode_that_is_compacted_twice(adapter: str, model_dir: str, 
         "harbor_gym.testing:FakeEnvironment",
         {"solved_when": {"/srv/answer": "done"}},
         max_turns=20,
-        settings={"compaction": "window", "compact_at": 4500},
+        settings={"compaction": kind, "compact_at": 4500 if kind == "window" else 3500},
     )
     if adapter in doors("one conversation an episode"):
-        with pytest.raises((HarborGymError, ValueError), match="one conversation an episode: compaction=window"):
+        with pytest.raises((HarborGymError, ValueError), match=f"one conversation an episode: compaction={kind}"):
             await ADAPTERS[adapter](episode)
         return
     played, reference = await ADAPTERS[adapter](episode), await by_run_episode(episode)

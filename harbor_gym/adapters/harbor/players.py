@@ -98,12 +98,13 @@ class EnvPlayer:
         rollout = await run_episode(env, clocked(self.sampler, clock))
         steps = rollout.transitions
         last = steps[-1].info["metrics"] if steps else {}
+        turns = sum("summary" not in step.info for step in steps)
         return replace(
             rollout,
             task_name=path.name,
             trial_name=TrialConfig(task=task).trial_name,
             segments=merge(steps),
-            metrics={**last, "turns": float(len(steps)), "time/total_sec": time.monotonic() - started},
+            metrics={**last, "turns": float(turns), "time/total_sec": time.monotonic() - started},
         )
 
 

@@ -30,6 +30,7 @@ from harbor_gym.adapters.tinker.codec import TrainedCodec
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.config import Snapshot
 from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.formats.prompts import SUMMARY_REQUEST
 from harbor_gym.outcomes import describe
 from harbor_gym.rollout import run_episode
 from harbor_gym.stragglers import BatchDeadlineError, DropReason
@@ -321,7 +322,8 @@ class HarborTerminalTinkerEnv(EpisodeEnv):
         """Add the sampled tokens' log-probabilities, which the loop reveals only at the end, to the transcript."""
         if self._transcript_path is not None:
             known = [transition.ac.maybe_logprobs for transition in trajectory.transitions]
-            known = [None] * (len(self._token_env.transcript.turns) - len(known)) + known  # a copy's begin later
+            answers = sum(1 + len(turn.summaries) for turn in self._token_env.transcript.turns)
+            known = [None] * (answers - len(known)) + known  # a copy's begin later
             await asyncio.to_thread(add_logprobs, self._transcript_path, known)
 
     async def _keep_snapshot(self, branch: Branch) -> None:
@@ -352,6 +354,11 @@ class HarborTerminalTinkerEnv(EpisodeEnv):
         metrics |= {**info["metrics"], "parse_error": float(info.get("parse_error") is not None)}
         if not transcript.turns:
             return transcript.reward, metrics, {}
+        if (summary := self._token_env.summary) is not None:
+            # The turn's own reward was returned with the turn; what the end adds is in the rollout's.
+            reward = self._rollout.transitions[-1].reward if self._rollout is not None else 0.0
+            own = metrics if self._rollout is not None else {"summary_used": float(summary.state == "used")}
+            return reward, own, {"shown": SUMMARY_REQUEST, "action": summary.text}
         last = transcript.turns[-1]
         logs: Logs = {"shown": last.observation, "action": last.action}
         if (reason := info.get("end_reason")) is not None:

@@ -54,8 +54,15 @@ function turnCard(turn, index, jump) {
   const number = Object.assign(button(`turn ${index + 1}`, "show this turn in the recording", () => jump(index)), { className: "turn-number" });
   const card = element("article", "turn", element("h3", "", number, ...shown),
     element("div", "sides", element("pre", "screen", turn.observation), message(turn.action)),
-    turn.parse_error ? element("p", "error", `not read: ${turn.parse_error}`) : null);
+    turn.parse_error ? element("p", "error", `not read: ${turn.parse_error}`) : null,
+    ...(turn.summaries || []).map(summary));
   return card;
+}
+
+function summary(answer) {
+  const state = answer.stop_reason === "length" ? "cut at the token limit" : answer.text ? "the next prompt begins with it" : "empty";
+  const shown = facts([["", state], ["logprob", logprobs(answer.logprobs)], ["thinking", seconds(answer.thinking_sec)]]);
+  return element("div", "summary", element("h4", "", element("b", "", "summary"), ...shown), element("pre", "screen", answer.text));
 }
 
 function verdict(episode) {

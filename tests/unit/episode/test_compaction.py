@@ -1,7 +1,9 @@
 """A prompt that becomes too long is made shorter of whole messages, and each sampled token is trained once."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from harbor_gym.config import Snapshot
 from harbor_gym.config.snapshot import SnapshotFile
 from harbor_gym.errors import ContextOverflowError, UsageError
 from harbor_gym.formats import prompts
+from harbor_gym.report import export
 from harbor_gym.rollout import run_episode
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import read_transcript, write_transcript
@@ -310,8 +313,11 @@ async def test_a_threshold_that_does_not_fit_is_refused_before_a_sandbox_starts(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"compaction": "squeeze"}, "compaction\n  Input should be 'none' or 'window'"),
-        ({"compaction": "none", "compact_at": 0.5}, "compact_at and max_compactions need a compaction, such as window"),
+        ({"compaction": "squeeze"}, "compaction\n  Input should be 'none', 'window' or 'summary'"),
+        (
+            {"compaction": "none", "compact_at": 0.5},
+            "compact_at and max_compactions need a compaction: window or summary",
+        ),
         ({"compact_at": 0}, "compact_at\n  Input should be greater than 0"),
     ],
 )
@@ -325,3 +331,200 @@ def test_the_line_says_what_is_left_out() -> None:
     earlier = ("", " and the turn before it", " and the 8 turns before it")
     assert lines == [f"[left out to save room: this output{text}]" for text in earlier]
     assert Exchange(1, 2, 3).size == 5
+
+
+class Summarist(Typist):
+    """A typist that answers each request for a summary with the next of some texts, and then with numbered ones."""
+
+    def __init__(self, turns: int, *, first: Sequence[str] = (), window: int | None = None) -> None:
+        super().__init__(turns, window=window)
+        self.first, self.summaries = first, list[tuple[list[int], list[int]]]()
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        if said(prompt)[-1] != prompts.SUMMARY_REQUEST or (self.window is not None and len(prompt) > self.window):
+            return await super().__call__(prompt)
+        number = len(self.summaries)
+        text = self.first[number] if number < len(self.first) else f"summary {number}: {len(self.answers)} commands"
+        is_cut = text.endswith("...")
+        tokens = [*map(ord, text)] if is_cut else [*map(ord, text), END]
+        self.summaries.append((list(prompt), tokens))
+        return Sample(tokens, [-0.5] * len(tokens), stop_reason="length" if is_cut else "stop")
+
+
+def summaries_trained(rollout: Rollout) -> list[list[int]]:
+    """Return the tokens that are trained as summaries."""
+    sequences = merge(rollout.transitions)
+    spans = [(item, span) for item in sequences for span in item.spans if span.is_summary]
+    return [item.completion[span.start : span.end] for item, span in sorted(spans, key=lambda found: found[1].call)]
+
+
+async def test_a_summary_is_asked_for_trained_and_begins_a_conversation(tmp_path: Path) -> None:
+    with_none, policy = Typist(40), Summarist(40)
+    whole = await run_episode(token_env(tmp_path / "task", compaction="none", context=None), with_none)
+    rollout = await run_episode(token_env(tmp_path / "task", compaction="summary"), policy)
+    assert (rollout.reward, rollout.end_reason) == (whole.reward, whole.end_reason) == (1.0, EndReason.COMPLETED)
+    assert policy.answers == with_none.answers, "the terminal's episode is the same"
+    assert [turn.observation for turn in rollout.turns] == [turn.observation for turn in whole.turns]
+    metrics = rollout.transitions[-1].info["metrics"]
+    made = [tokens for _, tokens in policy.summaries]
+    assert metrics["compactions"] == len(made) >= 2
+    assert metrics["summary_tokens"] == sum(map(len, made))
+    assert summaries_trained(rollout) == made
+    tokens = [tokens for _, tokens in sorted(trained(rollout))]
+    assert sorted(tokens) == sorted([*policy.answers, *made]), "each once"
+    assert len(merge(rollout.transitions)) == len(made) + 1, "a summary extends the conversation that it ends"
+    texts = ["".join(map(chr, tokens[:-1])) for tokens in made]
+    for prompt in policy.prompts:
+        assert len(prompt) + MAX_TOKENS <= CONTEXT
+        system, first, *_ = said(prompt)
+        assert system == said(policy.prompts[0])[0]
+        if first != said(policy.prompts[0])[1]:
+            used = [text for text in texts if text in first]
+            assert len(used) == 1
+            assert first.startswith("Task:\n")
+            assert f"\n\nYour summary of the work so far:\n{used[0]}\n\nTerminal:\n" in first
+            shown = said(with_none.prompts[policy.prompts.index(prompt)])[-1]
+            assert said(prompt)[-1] in (shown, first)
+            assert said(prompt)[-1] != first or first.endswith(f"Terminal:\n{shown}")
+    for prompt, summary in policy.summaries:
+        assert len(prompt) + len(summary) <= CONTEXT
+        assert len(prompt) + MAX_TOKENS <= CONTEXT
+    compacted = [turn for turn in rollout.turns if turn.compaction is not None]
+    assert all(turn.info.get("compacted", "").startswith("summary: from ") for turn in compacted)
+    assert [summary.state for turn in compacted for summary in turn.summaries] == ["used"] * len(made)
+    assert sum(item.reward for item in rollout.transitions) == rollout.reward
+
+
+@pytest.mark.parametrize("first", [("",), ("  ",), ("much too long...",)])
+async def test_a_summary_that_is_no_use_is_asked_for_once_more(tmp_path: Path, first: tuple[str]) -> None:
+    policy = Summarist(20, first=first)
+    rollout = await run_episode(token_env(tmp_path / "task", compaction="summary"), policy)
+    assert (rollout.reward, rollout.end_reason) == (1.0, EndReason.COMPLETED)
+    asked = [prompt for prompt, _ in policy.summaries]
+    assert asked[0] == asked[1], "by the same prompt"
+    assert sorted(summaries_trained(rollout)) == sorted(tokens for _, tokens in policy.summaries)
+    (turn,) = [turn for turn in rollout.turns if len(turn.summaries) == 2]
+    assert [summary.state for summary in turn.summaries] == ["cut" if first[0].endswith("...") else "empty", "used"]
+    assert turn.compaction is not None
+    assert turn.compaction.kind == "summary"
+
+
+async def test_after_two_useless_summaries_older_turns_are_left_out(tmp_path: Path) -> None:
+    policy = Summarist(20, first=("", "cut..."))
+    rollout = await run_episode(token_env(tmp_path / "task", compaction="summary"), policy)
+    assert (rollout.reward, rollout.end_reason) == (1.0, EndReason.COMPLETED)
+    kinds = [turn.compaction.kind for turn in rollout.turns if turn.compaction is not None]
+    assert kinds[0] == "window"
+    assert set(kinds[1:]) == {"summary"}
+    assert any("[left out to save room: this output" in text for prompt in policy.prompts for text in said(prompt))
+    assert sorted(summaries_trained(rollout)) == sorted(tokens for _, tokens in policy.summaries)
+
+
+async def test_an_engine_that_refuses_whatever_is_left_ends_the_episode(tmp_path: Path) -> None:
+    policy = Summarist(20, first=["", ""])
+    env = token_env(tmp_path / "task", compaction="summary", context=None, rewards=0.5)
+
+    async def refuse(prompt: Sequence[int]) -> Sample:
+        if len(policy.answers) == 3 and said(prompt)[-1] != prompts.SUMMARY_REQUEST:
+            raise ContextOverflowError("too long")
+        return await policy(prompt)
+
+    rollout = await run_episode(env, refuse)
+    assert (rollout.reward, rollout.end_reason) == (0.5, EndReason.CONTEXT_OVERFLOW)
+    assert sum(item.reward for item in rollout.transitions) == rollout.transcript.reward == 0.5
+    assert sorted(summaries_trained(rollout)) == sorted(tokens for _, tokens in policy.summaries)
+    assert rollout.transitions[-1].info.get("summary") == "empty"
+
+
+async def test_an_engine_that_refuses_a_prompt_is_asked_for_a_summary(tmp_path: Path) -> None:
+    policy = Summarist(40, window=3000)
+    rollout = await run_episode(token_env(tmp_path / "task", compaction="summary", context=None), policy)
+    assert (rollout.reward, rollout.end_reason) == (1.0, EndReason.COMPLETED)
+    assert policy.refused >= rollout.transitions[-1].info["metrics"]["compactions"] >= 2
+    everything = [*policy.answers, *(tokens for _, tokens in policy.summaries)]
+    assert sorted(tokens for _, tokens in trained(rollout)) == sorted(everything)
+    assert sum(item.reward for item in rollout.transitions) == 1.0
+
+
+async def test_an_episode_with_summaries_goes_on_from_any_turn_with_the_same_tokens(tmp_path: Path) -> None:
+    policy, kept = Summarist(24), list[tuple[int, int, Snapshot]]()
+    on_disk = tmp_path / "episode.snapshot"
+    file = SnapshotFile(on_disk)
+
+    async def keep(snapshot: Snapshot) -> None:
+        file.keep(snapshot)
+        read = Snapshot.read(on_disk)
+        assert (read.tokens, read.turn) == (snapshot.tokens, snapshot.turn)
+        assert [turn.compaction for turn in read.turns] == [turn.compaction for turn in snapshot.turns]
+        found, written = [[item for turn in each.turns for item in turn.summaries] for each in (read, snapshot)]
+        assert [replace(item, thinking_sec=None) for item in found] == [
+            replace(item, thinking_sec=None) for item in written
+        ]
+        kept.append((len(policy.answers), len(policy.summaries), read))
+
+    rollout = await run_episode(token_env(tmp_path / "task", compaction="summary"), policy, keep=keep)
+    assert len(policy.summaries) >= 2
+    everything = [(item.prompt, item.sample.tokens) for item in rollout.transitions]
+    path = tmp_path / "episode.json"
+    write_transcript(path, rollout.transcript, labels={})
+    last = Snapshot.read(path)
+    assert [(item.prompt, item.sample.tokens) for item in last.transitions] == everything[: len(last.transitions)]
+    assert len(everything) - len(last.transitions) in (0, 1)
+    assert len(kept) == len(everything) - 1
+    for answers, summaries, at in kept:
+        going_on = Summarist(24)
+        going_on.answers, going_on.prompts = policy.answers[:answers], policy.prompts[:answers]
+        going_on.summaries = policy.summaries[:summaries]
+        again = await run_episode(token_env(tmp_path / "task", compaction="summary", start_from=at), going_on)
+        assert going_on.prompts == policy.prompts
+        assert going_on.summaries == policy.summaries
+        before = [(item.prompt, item.sample.tokens) for item in at.transitions]
+        assert [*before, *((item.prompt, item.sample.tokens) for item in again.transitions)] == everything
+
+
+@pytest.mark.parametrize("kind", ["window", "summary"])
+async def test_an_export_has_each_conversation_as_it_is_trained(tmp_path: Path, kind: str) -> None:
+    rollout = await run_episode(token_env(tmp_path / "task", compaction=kind), Summarist(24))
+    run = tmp_path / "run"
+    write_transcript(run / "transcripts" / "episode.json", rollout.transcript, labels={"task": "task"})
+    written = export([run], tmp_path / "rows.jsonl", form="tokens")
+    assert written.episodes == 1
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    sequences = merge(rollout.transitions)
+    assert len(sequences) >= 3
+    assert [row["sequence"] for row in rows] == [*range(len(sequences))]
+    assert [(row["input_ids"], row["assistant_masks"]) for row in rows] == [
+        (sequence.token_ids, sequence.token_mask) for sequence in sequences
+    ]
+
+
+async def test_a_copy_is_asked_for_the_same_summary(tmp_path: Path) -> None:
+    policy = Summarist(24)
+    env = token_env(tmp_path / "task", compaction="summary")
+    step = await env.reset()
+    while said(step.observation)[-1] != prompts.SUMMARY_REQUEST:
+        step = await env.step((await policy(step.observation)).tokens)
+    (copied,) = await env.fork(1, mode="replay")
+    assert (await copied.reset()).observation == step.observation
+    for each in (env, copied):
+        await each.close()
+
+
+async def test_a_context_without_room_for_a_summary_is_refused_before_a_sandbox_starts(tmp_path: Path) -> None:
+    env = token_env(tmp_path / "task", compaction="summary", context=2 * MAX_TOKENS + 100)
+    with pytest.raises(UsageError, match="has no room for an answer and a summary of 200 tokens each"):
+        await env.reset()
+    await env.close()
+
+
+async def test_a_summary_of_a_step_has_its_instruction(tmp_path: Path) -> None:
+    class OfSteps(Summarist):
+        def answer(self, number: int) -> list[int]:
+            return [*map(ord, COMPLETE), END] if number == 20 else super().answer(number)
+
+    policy = OfSteps(40)
+    rollout = await run_episode(token_env(tmp_path / "task", compaction="summary", steps=2), policy)
+    assert rollout.end_reason is EndReason.COMPLETED
+    assert sum(item.reward for item in rollout.transitions) == rollout.transcript.reward
+    for prompt in policy.prompts[21:]:
+        assert sum("Do step-2." in text for text in said(prompt)) == 1
