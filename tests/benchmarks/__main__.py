@@ -17,7 +17,7 @@ from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_na
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
-from tests.benchmarks import concurrency, episode, executors, fork, memory, reset, singularity, size, vector
+from tests.benchmarks import concurrency, episode, executors, fork, memory, reset, singularity, size, tokens, vector
 from tests.benchmarks.everything import bench_everything
 from tests.benchmarks.gateway import measure as gateway
 from tests.benchmarks.report import BenchReport, format_fields
@@ -300,6 +300,23 @@ def run_gateway(
             )
         )
     print_report(report, gateway.format_gateway, as_json)
+
+
+@benchmarks.command("tokens")
+def run_tokens(
+    generated: Annotated[int, typer.Option(min=0, help="Generated episodes, beside the contract tests'.")] = 30,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of a generated episode.")] = 30,
+    door: Annotated[list[str] | None, typer.Option(help="A door; all if none is named.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count at each door the tokens that were sampled, trained, lost, doubled, and trained without being sampled."""
+    with measuring():
+        report = asyncio.run(
+            tokens.bench_tokens(
+                generated=generated, turns=turns, doors=door or (), progress=partial(show_progress, "doors")
+            )
+        )
+    print_report(report, tokens.format_tokens, as_json)
 
 
 @benchmarks.command("scale")

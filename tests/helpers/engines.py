@@ -39,7 +39,7 @@ ENGINES = tuple(_HOW_TO_ENABLE)
 
 
 @functools.cache
-def _has(engine: str) -> bool:
+def has_engine(engine: str) -> bool:
     match engine:
         case "browser":
             return shutil.which("chromium") is not None
@@ -112,7 +112,7 @@ def use_unpacked_engines() -> None:
 
 def require_engine(engine: str) -> None:
     """Skip the calling test when ``engine`` is missing; fail it when HARBOR_GYM_REQUIRE names the engine."""
-    if _has(engine):
+    if has_engine(engine):
         return
     _miss(engine, f"{engine} is not available here: {_HOW_TO_ENABLE[engine]}")
 
