@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from harbor_gym.cli.lazy import LAZY
 from harbor_gym.cli.main import app
-from harbor_gym.cli.plain_help import COMMON
+from harbor_gym.cli.plain_help import COMMON, describe_parameter
 
 HEAD = """# Commands
 
@@ -48,11 +48,9 @@ def _flags(command: Any, context: click.Context) -> Iterator[str]:
     """Yield each group of arguments and options: its title, then a list of definitions."""
     groups: dict[str, list[str]] = {}
     for parameter in command.get_params(context):
-        if (record := parameter.get_help_record(context)) is not None:
-            kind = "Arguments" if isinstance(parameter, click.Argument) else "Options"
-            title = getattr(parameter, "rich_help_panel", None) or kind
-            meaning = _text(record[1].replace("\\[", "[")).replace("\n", " ")
-            groups.setdefault(title, []).append(f"`{record[0]}`\n:   {meaning}")
+        if (described := describe_parameter(parameter, context)) is not None:
+            title, name, meaning = described
+            groups.setdefault(title, []).append(f"`{name}`\n:   {_text(meaning).replace(chr(10), ' ')}")
     for title in sorted(groups, key=lambda title: (title == "Options", title not in ("Arguments", COMMON))):
         yield f"**{title}**"
         yield "\n\n".join(groups[title])

@@ -18,7 +18,9 @@ nemo_gym = typer.Typer(cls=PlainGroup, help="Play Harbor tasks in NeMo Gym.", no
 
 @nemo_gym.command("init")
 def nemo_gym_init(
-    directory: Annotated[Path, typer.Argument(help="The directory in which NeMo Gym's commands will run.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="The directory in which NeMo Gym's commands will run.")
+    ],
     tasks: Annotated[
         Path, typer.Option(help="A directory of tasks, one task, or task:NAME; a relative path begins at DIRECTORY.")
     ] = Path("tasks"),
@@ -42,7 +44,9 @@ def nemo_gym_init(
 
 @nemo_gym.command("failures")
 def nemo_gym_failures(
-    run: Annotated[Path, typer.Argument(help="The rollouts' .jsonl file, or the directory that it is in.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The rollouts' .jsonl file, or the directory that it is in.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per row.")] = False,
 ) -> None:
     """List the failed rollouts of a run: reason, trial's folder, and the end of the verifier's output."""

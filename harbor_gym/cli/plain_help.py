@@ -1,5 +1,6 @@
 """``--help`` in plain text: groups of flags, uncut names on 80 columns, and no colour codes."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from textwrap import wrap
@@ -43,6 +44,8 @@ _REFUSAL: Any = typer.BadParameter.__mro__[1]
 """What typer raises at a command line that it can't read, of which no public name is."""
 
 
+_KIND = re.compile(r"<(?:list\[)?(.*?)(?:\]| range)?>")
+
 _OF_PYDANTIC = "Value error, "
 """What pydantic, by which typer reads values, puts before a reason."""
 
@@ -64,6 +67,17 @@ def _one_line() -> Generator[None]:
         raise typer.Exit(INTERRUPTED) from exc
 
 
+def describe_parameter(parameter: Any, ctx: Any) -> tuple[str, str, str] | None:
+    """Return a parameter's group, its name with the kind of its value, and its text; None for a hidden one."""
+    if (record := parameter.get_help_record(ctx)) is None:
+        return None
+    is_argument = isinstance(parameter, TyperArgument)
+    group = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+    # An argument's name says what it is, and the text of an option says whether it may be repeated.
+    name = record[0].partition(" <")[0] if is_argument else _KIND.sub(r"<\1>", record[0])
+    return group, name, record[1].replace("\\[", "[")
+
+
 class PlainCommand(TyperCommand):
     """A command whose help lists the options by group (``rich_help_panel``), only the common ones with their text."""
 
@@ -78,10 +92,9 @@ class PlainCommand(TyperCommand):
         groups: dict[str, list[tuple[str, str]]] = {}
         names: dict[str, list[str]] = {}
         for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
-                kind = "Arguments" if isinstance(parameter, TyperArgument) else "Options"
-                title = getattr(parameter, "rich_help_panel", None) or kind
-                groups.setdefault(title, []).append((record[0], record[1].replace("\\[", "[")))
+            if (described := describe_parameter(parameter, ctx)) is not None:
+                title, name, meaning = described
+                groups.setdefault(title, []).append((name, meaning))
                 names.setdefault(title, []).extend(parameter.opts)
         is_whole = COMMON not in groups or _IS_WHOLE in ctx.meta
         others = {} if is_whole else {title: names[title] for title in groups if title not in _ALWAYS}

@@ -28,7 +28,7 @@ def _group() -> None:
 @sif.command()
 def build(
     sources: Annotated[
-        list[str], typer.Argument(metavar="TASKS...", help="Directories, git+URL@COMMIT#path, or org/name@ref.")
+        list[str], typer.Argument(metavar="PATH", help="Directories, git+URL@COMMIT#path, or org/name@ref.")
     ],
     output: Annotated[
         Path | None, typer.Option(help="Folder for the files, which sandboxes take as image_cache_dir.")

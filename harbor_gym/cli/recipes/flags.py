@@ -118,6 +118,8 @@ class Flag:
         """
         if isinstance(value, enum.Enum):
             value = value.value
+        if value == "" != self.default and not self.has_commas:  # a shell's variable without a value
+            raise UsageError(f"--{self.name} is empty: give it a value, or leave it out")
         if self.has_commas:
             value = [part.strip() for part in value.split(",") if part.strip()]
         return value if self.parser is None else self.parser(value)

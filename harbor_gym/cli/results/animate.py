@@ -9,7 +9,9 @@ from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def animate(
-    recording: Annotated[Path, typer.Argument(help="Recording of an episode (.cast), as a run's transcripts/ has.")],
+    recording: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Recording of an episode (.cast), as a run's transcripts/ has.")
+    ],
     output: Annotated[Path | None, typer.Option(help="File to write. [default: beside the recording]")] = None,
     turn_sec: Annotated[float, typer.Option(min=0.1, help="Seconds that each turn is shown.")] = 2.0,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of the screen to draw, the last ones.")] = None,

@@ -9,7 +9,7 @@ from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def export(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or evaluations.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs or evaluations.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="A .jsonl or .parquet file, or a folder for datasets.load_dataset.")
     ],

@@ -10,7 +10,9 @@ from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def plot(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.", autocompletion=completion.runs)],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Runs, or folders of runs.", autocompletion=completion.runs)
+    ],
     output: Annotated[Path | None, typer.Option(help="Picture. [default: curves.png in the first folder]")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the picture. [default: the first folder's name]")] = None,
     reward_key: Annotated[str | None, typer.Option(help="Metric of the reward. [default: found in the run]")] = None,

@@ -13,7 +13,7 @@ from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_na
 
 
 def regrade(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or evaluations.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs or evaluations.")],
     task_dir: Annotated[
         list[Path] | None,
         typer.Option(help="A task, or a directory of tasks, as it is today; may be repeated. [default: where it was]"),

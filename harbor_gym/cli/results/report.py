@@ -14,7 +14,7 @@ def report(
     run_dirs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN [RUN]",
+            metavar="RUN",
             help="Folder of a run or an evaluation; several to compare.",
             autocompletion=completion.runs,
         ),

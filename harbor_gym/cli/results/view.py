@@ -14,7 +14,7 @@ def view(
     run_dirs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FOLDER] [RUN]",
+            metavar="RUN",
             help="Folder of a run, several to compare, or a folder of runs. [default: runs]",
             show_default=False,
             autocompletion=completion.runs,

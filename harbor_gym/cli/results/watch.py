@@ -15,7 +15,10 @@ from harbor_gym.errors import UsageError
 
 def watch(
     run_dir: Annotated[
-        Path, typer.Argument(help="Folder of a training run, finished or not.", autocompletion=completion.runs)
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a training run, finished or not.", autocompletion=completion.runs
+        ),
     ],
     panes: Annotated[int, typer.Option(min=1, max=16, help="Episodes to show at the same time.")] = 4,
     detach: Annotated[bool, typer.Option("--detach", help="Start the tmux session and print how to attach.")] = False,

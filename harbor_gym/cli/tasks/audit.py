@@ -35,7 +35,9 @@ _SHOWN = 20
 def audit(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(help="Folders, git+URL@COMMIT#path, org/name@ref.", autocompletion=completion.tasks),
+        typer.Argument(
+            metavar="PATH", help="Folders, git+URL@COMMIT#path, org/name@ref.", autocompletion=completion.tasks
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--output", "-o", help="Folder for receipts, audit.json and audit.csv.")] = Path(
         "audit"

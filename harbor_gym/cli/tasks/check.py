@@ -30,7 +30,9 @@ UNPROVEN = 3
 def check(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="Task directories, or directories of tasks.", autocompletion=completion.tasks),
+        typer.Argument(
+            metavar="PATH", help="Task directories, or directories of tasks.", autocompletion=completion.tasks
+        ),
     ] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="git+URL@COMMIT#path, org/name@ref, or a path; may be repeated.")

@@ -10,7 +10,7 @@ from harbor_gym.cli.shared import FAILED, echo, one_line_errors
 
 
 def check_engine(
-    url: Annotated[str, typer.Argument(help="The engine's address, with or without /v1.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The engine's address, with or without /v1.")],
     api: Annotated[
         Literal["completions", "sglang", "chat"],
         typer.Option(

@@ -10,7 +10,9 @@ from harbor_gym.tasks.new import TaskKind, write_task
 
 
 def init(
-    name: Annotated[Path, typer.Argument(help="The task's folder, which is made; its last part is the task's name.")],
+    name: Annotated[
+        Path, typer.Argument(metavar="PATH", help="The task's folder, which is made; its last part is the task's name.")
+    ],
     kind: Annotated[
         TaskKind,
         typer.Option(help="steps: two steps; service: keeps processes; separate: a second sandbox for the verifier."),

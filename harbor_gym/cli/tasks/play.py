@@ -30,7 +30,10 @@ _CLEAR = "\x1b[2J\x1b[H"
 
 def play(
     task: Annotated[
-        str, typer.Argument(help="Task directory, or task:NAME of a shipped task.", autocompletion=completion.tasks)
+        str,
+        typer.Argument(
+            metavar="PATH", help="Task directory, or task:NAME of a shipped task.", autocompletion=completion.tasks
+        ),
     ] = "",
     task_dir: Annotated[str, typer.Option(help="Task directory, instead of the argument.")] = "",
     env: Annotated[

@@ -230,6 +230,8 @@ def test_zero_is_zero_where_it_means_something(monkeypatch: pytest.MonkeyPatch) 
         (["--group-size", "many"], "--group-size"),
         (["--max-turns", "few"], "'--max-turns': a number, or none, is wanted"),
         (["--group-size"], "--group-size"),
+        (["--model-name", ""], "--model-name is empty: give it a value, or leave it out"),
+        (["--reward-key", ""], "--reward-key is empty: give it a value, or leave it out"),
     ],
 )
 def test_what_typer_refuses_names_the_flag_or_the_choices(arguments: list[str], expected: str) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import typer
+from typer.core import TyperArgument
 from typer.testing import CliRunner
 
 from harbor_gym.cli.main import LAZY, app
+from harbor_gym.cli.plain_help import describe_parameter
 
 WRITTEN = {
     "--output",
@@ -69,6 +71,20 @@ def paths_read() -> list[Any]:
 def test_the_table_has_commands_of_each_kind() -> None:
     names = {parameter.id for parameter in paths_read()}
     assert {"animate-recording", "train-resume", "nemo-gym-failures-run", "check-paths", "play-from"} <= names
+
+
+def test_values_are_named_in_one_style() -> None:
+    """PATH for an argument, <kind> for an option."""
+    wrong: list[str] = []
+    for words, command in commands(typer.main.get_command(app)):
+        context = typer.Context(command, info_name=" ".join(words))
+        for parameter in command.get_params(context):
+            described = describe_parameter(parameter, context)
+            is_argument = isinstance(parameter, TyperArgument)
+            pattern = r"[A-Z]+" if is_argument else r"(-\w, |--[\w-]+[, /]*)+( <[\w:/=|.-]+>)?"
+            if described is not None and not re.fullmatch(pattern, described[1]):
+                wrong.append(f"{' '.join(words)}: {described[1]}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "empty", "binary"])
