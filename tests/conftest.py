@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -42,6 +43,10 @@ _FRAMEWORKS = (
     *("tinker", "tinker_cookbook", "torch", "transformers", "trl", "verifiers"),
 )
 """Packages that take up to seconds to import, which each test process would spend before its first test."""
+
+_STARTED = time.monotonic()
+_SLOW_SEC = float(limit) if (limit := os.environ.get("HARBOR_GYM_SLOW_SEC")) else None
+"""Seconds after which no slow test begins, where the run has a deadline; None is no limit."""
 
 _IMPORTED = pytest.StashKey[list[str]]()
 
@@ -87,14 +92,20 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files."""
+    """Begin with the longest files; where slow tests have a deadline, end with them."""
     rank = {name: place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(_LONGEST)))
+    items.sort(key=lambda item: (_SLOW_SEC is not None and _is_slow(item), rank.get(item.path.stem, len(_LONGEST))))
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Ask for the engines that a test is marked with, before its fixtures need them."""
+    if _SLOW_SEC is not None and _is_slow(item) and time.monotonic() - _STARTED > _SLOW_SEC:
+        pytest.skip(f"slow, and this run began more than {_SLOW_SEC:g} s ago (HARBOR_GYM_SLOW_SEC)")
     for engine in ENGINES:
         if item.get_closest_marker(engine) is not None:
             require_engine(engine)
