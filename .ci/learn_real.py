@@ -26,7 +26,7 @@ COMMAND = (sys.executable, "-m", "harbor_gym")
 PLAYED = ("--env", "local", "--zero-reward-on-limit", "--action-format", "keystrokes")
 TRAINED = ("--backend", "local", "--model", MODEL)
 RATE = "5e-4"
-QUICK = ("--seeds", "0", "--num-batches", "8", "--max-turns", "8", "--max-tokens", "64")
+QUICK = ("--seeds", "0", "--num-batches", "8")
 
 
 def main(*flags: str) -> None:

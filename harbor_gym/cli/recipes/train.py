@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from harbor_gym._runtime.console.progress import ShowBar
-from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, LogDirExists, TrainConfig
+from harbor_gym.adapters.tinker.training.config import (
+    BACKEND_DEFAULTS,
+    TASKS,
+    Backend,
+    LogDirExists,
+    TrainConfig,
+    defaults_of,
+)
 from harbor_gym.adapters.tinker.training.folder import as_written, changed_settings, read_run_config, resumed_config
 from harbor_gym.cli import completion
 from harbor_gym.cli.progress import progress
@@ -180,12 +187,16 @@ def _how_to_resume(folder: Path) -> str:
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Add the task and the backend's ``max_turns``, which ``env`` requires, to the command line's values."""
+    """Add the task, which ``env`` requires, and the backend's settings of an episode to the command line's values."""
     sources = [*values.get("task_dirs", ()), *values.get("tasks", ())]
     if not sources:
         raise UsageError(f"nothing to train on: name a task (or --task-dir TASK): {GRAMMAR}")
-    defaults = BACKEND_DEFAULTS[Backend(values.get("backend", Backend.TINKER))]
-    return {**values, "env": {"task_dir": sources[0], "max_turns": defaults.max_turns, **values.get("env", {})}}
+    defaults = defaults_of(Backend(values.get("backend", Backend.TINKER)), values.get("model_name"))
+    given: dict[str, Any] = values.get("env", {})
+    env = {"task_dir": sources[0], "max_turns": defaults.max_turns}
+    if "agent" not in given:
+        env["action_format"] = defaults.action_format
+    return {**values, "env": {**env, **given}}
 
 
 def _weights(texts: Sequence[str]) -> dict[str, float]:
@@ -207,7 +218,8 @@ def _shown_defaults() -> dict[str, str]:
         **shown,
         "env.max_turns": shown.pop("max_turns"),
         "model_name": f"{tinker['model_name']}; local: a small one, made here",
-        "demonstrations": "48 for smollm2-135m, else 0",
+        "demonstrations": "64 for smollm2-135m, else 0",
+        "env.action_format": f"{shown.pop('action_format')}; local with a named model: keystrokes",
         "log_path": "runs/TASK-TIME",
         "test_episodes": "a group of one task, 1 of several",
     }

@@ -205,6 +205,13 @@ def test_a_named_model_of_the_local_backend_has_defaults_of_its_own(monkeypatch:
     config = parse(monkeypatch, *SOME_TASK, "--backend", "local", "--model", "smollm2-135m", "--max-tokens", "9")
     defaults = LOCAL_MODEL_DEFAULTS
     assert (config.model_name, config.max_tokens, config.demonstrations) == ("smollm2-135m", 9, None)
+    assert isinstance(config.env, TerminalEnvConfig)
+    assert (config.env.action_format, config.env.max_turns) == (defaults.action_format, defaults.max_turns)
+    named = ("--backend", "local", "--model", "smollm2-135m")
+    chosen = parse(monkeypatch, *SOME_TASK, *named, "--action-format", "terminus-json-plain").env
+    assert isinstance(chosen, TerminalEnvConfig)
+    assert chosen.action_format == "terminus-json-plain"
+    assert isinstance(parse(monkeypatch, *SOME_TASK, *named, "--agent", "mini-swe-agent").env, AgentEpisodeConfig)
     for name in ("renderer_name", "max_context_tokens", "num_batches", "learning_rate", "save_every"):
         assert getattr(config, name) == getattr(defaults, name)
     tinker = parse(monkeypatch, *SOME_TASK, "--model", "some/model")

@@ -12,7 +12,7 @@ from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.config import DEFAULT_MAX_RETRIES, AgentEpisodeConfig, AnyEpisode, MaxRetries, OptionalPath, aliases
 from harbor_gym.stragglers import Stragglers
 from harbor_gym.tasks.receipts import Severity
-from harbor_gym.types import ExecutorKind
+from harbor_gym.types import ActionFormat, ExecutorKind
 
 
 class Backend(StrEnum):
@@ -50,6 +50,7 @@ class BackendDefaults:
     learning_rate: float
     save_every: int
     max_turns: int
+    action_format: ActionFormat = ActionFormat.TERMINUS_JSON
 
 
 BACKEND_DEFAULTS = {
@@ -79,12 +80,13 @@ BACKEND_DEFAULTS = {
 LOCAL_MODEL_DEFAULTS = BackendDefaults(
     model_name=None,
     renderer_name="chat_template",
-    max_tokens=128,
+    max_tokens=64,
     max_context_tokens=2048,
     num_batches=25,
     learning_rate=5e-4,
     save_every=5,
-    max_turns=10,
+    max_turns=8,
+    action_format=ActionFormat.KEYSTROKES,
 )
 """The defaults of the local backend for a named model."""
 
