@@ -129,6 +129,7 @@ async def _serve(model_dir: Path, folder: Path) -> Served:
         flags += ["--model-name", str(model_dir), "--renderer-name", "qwen3_instruct", "--log-path", f"{folder}/run"]
         flags += ["--lora-rank", "8", "--max-tokens", "32", "--save-every", "0"]
         flags += ["--group-size", "2", "--num-batches", "2", "--max-turns", "2"]
+        flags += ["--kl-penalty-coef", "0.1", "--kl-reference-checkpoint", seen["sampler_path"]]
         printed = await _client(server, ROOT / "recipes/train.py", *flags)
         children = _group(pid)
         watching = asyncio.ensure_future(server.monitor())
@@ -196,6 +197,7 @@ def test_two_batches_of_terminus_2(served: Served) -> None:
         assert batch["env/all/infra/lost"] == 0
         assert 1 <= batch["env/all/turns_per_episode"] <= 2
         assert batch["env/all/gateway/calls"] >= 1
+        assert abs(batch["kl_policy_base"]) > 1e-6, "the reference is the client's checkpoint, not the base model"
     assert [task["name"] for task in json.loads((run / "tasks.json").read_text())["tasks"]] == [TASK.name]
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     transcripts = [json.loads(path.read_text()) for path in sorted(run.rglob("episode_*.json"))]

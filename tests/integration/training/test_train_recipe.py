@@ -50,6 +50,15 @@ TASK = ROOT / "tasks" / "devops_task"
         (["--task-dir", str(TASK), "--agent", "tests.helpers.gateway.format_agent:FormatAgent"], "{gateway_url}"),
         (["--task-dir", str(TASK), "--agent-option", "base_url={gateway_url}"], "--agent"),
         (["--task-dir", str(TASK), "--load-checkpoint-path", "runs/x"], "begins with tinker://"),
+        (
+            ["--task-dir", str(TASK), "--kl-penalty-coef", "1", "--kl-reference-checkpoint", "runs/teacher"],
+            "--kl-reference-checkpoint runs/teacher is no address of weights",
+        ),
+        (["--task-dir", str(TASK), "--kl-reference-model", "a/b"], "need a --kl-penalty-coef above 0"),
+        (
+            ["--task-dir", str(TASK), "--backend", "local", "--kl-penalty-coef", "1", "--kl-reference-model", "a/b"],
+            "--kl-reference-model is for --backend tinker",
+        ),
         (["--task-dir", str(TASK), "--start-from", str(ROOT / "pyproject.toml")], "pyproject.toml"),
     ],
 )

@@ -223,7 +223,13 @@ class TrainConfig(BaseModel):
     """Weight of the cross-entropy of observation tokens, added to the policy's loss; 0 is none."""
 
     kl_penalty_coef: float = _field(HOW, 0.0, ge=0)
-    """Weight of the KL penalty against the base model; 0 is none."""
+    """Weight of the KL penalty against the base model, or kl_reference_model; 0 is none."""
+
+    kl_reference_model: str | None = _field(HOW)
+    """Base model of the KL penalty's reference, such as a teacher, with the policy's tokenizer. Default: the policy's."""
+
+    kl_reference_checkpoint: str | None = _field(HOW)
+    """The reference's weights for sampling (tinker://…): a checkpoint's sampler_path. Default: the base model's."""
 
     load_checkpoint_path: str | None = _field(HOW)
     """Start from these weights (tinker://…)."""
@@ -302,6 +308,16 @@ class TrainConfig(BaseModel):
                 f"--load-checkpoint-path {weights} is no address of weights: give the state_path of a line in a run's "
                 "checkpoints.jsonl, which begins with tinker://"
             )
+        teacher = self.kl_reference_checkpoint
+        if teacher is not None and not teacher.startswith("tinker://"):
+            raise ValueError(
+                f"--kl-reference-checkpoint {teacher} is no address of weights: give the sampler_path of a line in a "
+                "run's checkpoints.jsonl, which begins with tinker://"
+            )
+        if (teacher or self.kl_reference_model) and not self.kl_penalty_coef:
+            raise ValueError("--kl-reference-model and --kl-reference-checkpoint need a --kl-penalty-coef above 0")
+        if self.backend is Backend.LOCAL and self.kl_reference_model is not None:
+            raise ValueError("--backend local serves one base model: --kl-reference-model is for --backend tinker")
         if self.backend is Backend.LOCAL and self.base_url is not None:
             raise ValueError("--backend local starts its own server; --base-url belongs to --backend tinker")
         if self.demonstrations is not None and (self.backend is not Backend.LOCAL or self.model_name is None):

@@ -147,7 +147,10 @@ def _loop_config(
         lora_rank=config.lora_rank,
         loss_fn=config.loss_fn,
         kl_penalty_coef=config.kl_penalty_coef,
-        kl_reference_config=loop.KLReferenceConfig(base_model=service.model_name)
+        kl_reference_config=loop.KLReferenceConfig(
+            base_model=config.kl_reference_model or service.model_name,
+            load_checkpoint_path=config.kl_reference_checkpoint,
+        )
         if config.kl_penalty_coef > 0
         else None,
         load_checkpoint_path=start_path,
