@@ -226,7 +226,7 @@ class TrainConfig(BaseModel):
     """Weight of the KL penalty against the base model, or kl_reference_model; 0 is none."""
 
     kl_reference_model: str | None = _field(HOW)
-    """Base model of the KL penalty's reference, such as a teacher, with the policy's tokenizer. Default: the policy's."""
+    """Base model of the KL penalty's reference, such as a teacher, with the policy's tokenizer."""
 
     kl_reference_checkpoint: str | None = _field(HOW)
     """The reference's weights for sampling (tinker://…): a checkpoint's sampler_path. Default: the base model's."""
