@@ -61,8 +61,8 @@ function turnCard(turn, index, jump) {
 
 function summary(answer) {
   const state = answer.stop_reason === "length" ? "cut at the token limit" : answer.text ? "the next prompt begins with it" : "empty";
-  const shown = facts([["", state], ["logprob", logprobs(answer.logprobs)], ["thinking", seconds(answer.thinking_sec)]]);
-  return element("div", "summary", element("h4", "", element("b", "", "summary"), ...shown), element("pre", "screen", answer.text));
+  const shown = facts([["outcome", state], ["logprob", logprobs(answer.logprobs)], ["thinking", seconds(answer.thinking_sec)]]);
+  return element("div", "summary", element("h3", "", element("b", "", "summary"), ...shown), element("pre", "screen", answer.text));
 }
 
 function verdict(episode) {
