@@ -34,6 +34,7 @@ _MCP_HEADERS = (0, 26)
 _VERIFIER_NETWORKS = (0, 25)
 _AGENT_CONNECTIONS = (0, 25)
 _ERROR_POLICIES = (0, 26)
+_FILE_FILTERS = (0, 26)
 _SERVER = (0, 26)
 _LINT = (0, 26)
 
@@ -55,6 +56,13 @@ NON_ZERO_EXIT = "NonZeroAgentExitCodeError"
 
 REFUSED_AGENT = ("AuthenticationError", "AgentAuthenticationError", "PermissionDeniedError")
 """Exceptions that end an agent whose calls the gateway refused because a budget had run out."""
+
+
+def file_filter_class() -> Any:
+    """Return Harbor's class that selects a task's files by its .harborignore; None before 0.26."""
+    if VERSION < _FILE_FILTERS:
+        return None
+    return importlib.import_module("harbor.models.task.file_filter").TaskFileFilter
 
 
 def run_preflight(config: EnvironmentConfig) -> None:

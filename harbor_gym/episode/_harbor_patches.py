@@ -15,13 +15,13 @@ import logging
 import os
 import shlex
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from types import CoroutineType
-from typing import Any, override
+from typing import Any, cast, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.models.task.config import NetworkPolicy
@@ -36,6 +36,7 @@ from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 from harbor.verifier.verifier import Verifier
 
+from harbor_gym._runtime.harbor_versions import file_filter_class
 from harbor_gym._runtime.unchanged import UntilChanged
 from harbor_gym.episode.grading.cleanup import cut_rewards
 from harbor_gym.episode.grading.verdict import read_reward_json, read_reward_text
@@ -63,6 +64,7 @@ _logger = logging.getLogger(__name__)
 
 _content_hashes = UntilChanged[tuple[str, list[Path]]]()
 _FEW_FILES = 64
+_file_filter = file_filter_class()
 _compute_content_hash = Packager.compute_content_hash
 _validate_input_tree = TaskPaths.validate_input_tree
 
@@ -91,6 +93,8 @@ class _Known:
     task_dir: Path
     checksum: str
     content_hash: tuple[str, list[Path]]
+    selections: Mapping[Path, Any] = field(default_factory=dict[Path, Any])
+    """Folder → what Harbor 0.26 takes of it, while the task is verified."""
 
     @property
     def is_large(self) -> bool:
@@ -165,13 +169,24 @@ def _walk_once() -> None:
         return digest, list(files)
 
     @functools.wraps(_validate_input_tree)
-    def validated(self: TaskPaths, path: Path) -> None:
+    def validated(self: TaskPaths, path: Path, **newer: Any) -> None:
         known = _known.get()
         if known is None or known.task_dir != self.task_dir:
-            _validate_input_tree(self, path)
+            _validate_input_tree(self, path, **newer)
 
     Packager.compute_content_hash = staticmethod(kept)
     TaskPaths.validate_input_tree = validated
+    if _file_filter is None:
+        return
+    select = _file_filter.select
+
+    @functools.wraps(select)
+    def selected(self: Any, source_dir: Path) -> Any:
+        known = _known.get()
+        found = None if known is None else known.selections.get(Path(source_dir))
+        return select(self, source_dir) if found is None else found
+
+    _file_filter.select = selected
 
 
 _walk_once()
@@ -190,7 +205,7 @@ def _read_rewards_without_trust() -> None:
         if known is None or not known.is_large:
             return await verify(self)
         try:
-            await asyncio.to_thread(known_task, self.task.task_dir)
+            known = await asyncio.to_thread(_read_again, self.task, known)
         except Exception:  # the boundary to Harbor, which finds and reports the same
             return await verify(self)
         token = _known.set(known)
@@ -200,6 +215,16 @@ def _read_rewards_without_trust() -> None:
             _known.reset(token)
 
     Verifier.verify = bounded
+
+
+def _read_again(task: Task, known: _Known) -> _Known:
+    """Return what is known of a task, with the files that its verification takes; raise what reading it raises."""
+    known_task(task.task_dir)
+    if _file_filter is None:
+        return known
+    files, paths = cast("Any", task).file_filter, task.paths
+    folders = [paths.tests_dir, *(paths.step_tests_dir(step.name) for step in task.config.steps or [])]
+    return replace(known, selections={folder: files.select(folder) for folder in folders if folder.is_dir()})
 
 
 def _cut_rewards(environment: Any) -> None:

@@ -256,7 +256,8 @@ async def test_any_bytes(transport: str, bodies: dict[str, bytes], is_raw: bool,
     assert (await talk(transport, given if is_raw and transport != "stdio" else given | bodies, tmp_path, raw=raw))[0]
 
 
-async def test_before_the_policy_it_is_the_tasks_failure(tmp_path: Path) -> None:
+async def test_before_the_policy_it_is_the_tasks_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harbor_gym.episode.mcp.servers._START_SEC", PATIENCE_SEC)
     async with serving(answers(tools_list={"tools": [TOOL, TOOL]})) as port:
         config = MCPServerConfig(name="box", transport="streamable-http", url=f"http://127.0.0.1:{port}/")
         servers = McpServers(cast("Any", OnThisMachine()), None, [config])
