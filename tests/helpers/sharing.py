@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ _ENGINES = ("docker", "local", "apptainer")
 _WHOLE = ("test_terminal_channel.py", "nemo_gym/test_rollouts.py")
 """Files whose engines are not taken apart: side by side, their killed channels and their timing disturb each other, and
 NeMo Gym's head server has one port on a machine."""
+_APART = ("images/test_as_docker.py", "images/test_sif_as_local.py")
+"""Files whose tests share nothing, and take minutes."""
+_PARTS = 4
 _TRL = ("tests/integration/adapters/trl/", "tests/integration/training/trl/")
 _OPENENV = ("tests/integration/adapters/test_openenv_server", "tests/unit/openenv/")
 _TOGETHER = (("tests/unit/chat_codecs/",), _OPENENV, ("tests/unit/skyrl/",), _TRL)
@@ -49,6 +53,8 @@ def group_of(nodeid: str) -> str:
     file, _, name = nodeid.partition("::")
     if together := next((starts for starts in _TOGETHER if file.startswith(starts)), None):
         return together[0]
+    if file.endswith(_APART):
+        return f"{file} {zlib.crc32(name.encode()) % _PARTS}"
     parameters = name.partition("[")[2]
     engine = next((engine for engine in _ENGINES if engine in parameters), "")
     return file if file.endswith(_WHOLE) else f"{file} {engine}"

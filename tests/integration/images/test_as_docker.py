@@ -25,7 +25,7 @@ from tests.helpers.sandboxes.dockerfile_forms import FORMS
 from tests.helpers.sandboxes.dockerfiles import BASE, CONFIGS, FILES, PARTS, WHOLES, Recipe, configured
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
-pytestmark = [pytest.mark.docker, pytest.mark.local]
+pytestmark = [pytest.mark.docker, pytest.mark.local, pytest.mark.slow]
 
 _TREES = ("dev", "proc", "sys")
 _LEFT_OUT = (*_TREES, ".dockerenv", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "run/.containerenv")

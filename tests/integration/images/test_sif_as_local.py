@@ -29,7 +29,7 @@ from tests.integration.images.test_as_docker import (
     docker_images as docker_images,
 )
 
-pytestmark = [pytest.mark.apptainer, pytest.mark.local]
+pytestmark = [pytest.mark.apptainer, pytest.mark.local, pytest.mark.slow]
 
 _UNPACKED = 'unsquashfs -quiet -no-progress -offset "$1" -dest "$2" "$3" >&2 && shift 3 && exec "$@"'
 

@@ -24,6 +24,8 @@ def test_a_group_is_a_file_on_an_engine() -> None:
     assert group_of("tests/unit/skyrl/test_one.py::t[docker]") == group_of("tests/unit/skyrl/test_two.py::t")
     adapter, training = "tests/integration/adapters/trl/test_one.py::t", "tests/integration/training/trl/test_two.py::t"
     assert group_of(adapter) == group_of(training)
+    parts = {group_of(f"tests/integration/images/test_as_docker.py::t[{number}]") for number in range(40)}
+    assert len(parts) == 4, "whose tests share nothing"
     assert group_of("tests/test_terminal_channel.py::test[docker]") == group_of("tests/test_terminal_channel.py::t")
 
 
