@@ -165,7 +165,7 @@ def episodes(folder: Path, model_dir: str, *, generated: int, turns: int) -> Ite
     for seed in range(generated):
         kind = ("none", "window", "summary")[seed % 3]
         settings: dict[str, Any] = {} if kind == "none" else {"compaction": kind, "compact_at": 4000}
-        where = {"max_turns": 2 * turns, "settings": settings, "max_context_tokens": 200_000}
+        where: dict[str, Any] = {"max_turns": 2 * turns, "settings": settings, "max_context_tokens": 200_000}
         yield f"{kind} {seed}", Episode(task, model_dir, Wandering(seed, turns), _SANDBOX, _SOLVED_WHEN, **where)
 
 

@@ -1,6 +1,7 @@
 """A trial's loggers go with it: a training run of a hundred thousand episodes has no room for them."""
 
 import asyncio
+import inspect
 import logging
 import tempfile
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harbor.models.trial.config import AgentConfig, TaskConfig
+from harbor.publisher.packager import Packager
 
 from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym._runtime.loggers import forget_loggers
@@ -63,7 +65,7 @@ async def test_an_environment_that_is_closed_while_its_task_is_read_leaves_nothi
 ) -> None:
     """The trial is made after the end, in a folder that was removed."""
     reading, goes_on = threading.Event(), threading.Event()
-    compute = _harbor_patches._compute_content_hash
+    compute = inspect.unwrap(Packager.compute_content_hash)
 
     def slow(task_dir: Path) -> tuple[str, list[Path]]:
         reading.set()
