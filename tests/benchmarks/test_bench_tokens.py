@@ -39,7 +39,7 @@ def test_a_fault_is_found(found: list[TokenSequence], counts: Counts) -> None:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("door", ["run_episode", pytest.param("tinker", marks=pytest.mark.tinker)])
 async def test_generated_episodes_are_trained_whole(door: str) -> None:
-    report = await bench_tokens(generated=3, turns=12, doors=[door], progress=lambda *_: None)
+    report = await bench_tokens(generated=3, turns=12, doors=[door], progress=lambda _done, _all: None)
     counts = report.doors[door]
     assert report.is_right, format_tokens(report)
     assert counts is not None
