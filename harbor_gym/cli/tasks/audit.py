@@ -45,7 +45,6 @@ def audit(
     run: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="RUN",
             autocompletion=completion.runs,
             help="Folder of a training run or an evaluation: read its episodes, too.",
         ),
@@ -77,6 +76,7 @@ def audit(
     from harbor_gym.sandboxes import environment_config, parse_options, preflight
     from harbor_gym.tasks import resolve_tasks
     from harbor_gym.tasks.receipts import Receipt
+    from harbor_gym.transcripts import transcripts_of
 
     if schema:
         echo(json.dumps(Receipt.model_json_schema(), indent=2))
@@ -84,6 +84,8 @@ def audit(
     with one_line_errors(), quiet_harbor():
         if not sources and not run:
             raise UsageError("nothing to audit: give folders, git+URL@COMMIT#path, or org/name@ref")
+        for folder in run or ():
+            transcripts_of(folder)  # a wrong folder is named before hours of trials
         chosen = sources or [path for folder in run or () for path in tasks_of(folder)]
         tasks = asyncio.run(resolve_tasks(chosen, registry_path=registry_path))
         require_function(reward_key, reward_function)
