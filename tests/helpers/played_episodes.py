@@ -1,21 +1,15 @@
 """Transcripts of episodes, written as the package writes them."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import EndReason, EpisodeInfo, Transcript, Turn
+from tests.helpers.sandboxes.fake_episodes import message
 
 SOLVED = ("sort -u sales.csv > totals.txt\n", "root@sandbox:/srv# sort -u sales.csv > totals.txt\nroot@sandbox:/srv#")
 """What an honest policy types, and what it is shown."""
-
-
-def said(*keystrokes: str, complete: bool = False) -> str:
-    """Return a message that types these keystrokes."""
-    commands = [{"keystrokes": text, "duration": 1.0} for text in keystrokes]
-    return json.dumps({"analysis": "", "plan": "", "commands": commands, "task_complete": complete})
 
 
 def transcript(
@@ -42,7 +36,7 @@ def transcript(
     """
     shown, made = "root@sandbox:/srv#", list[Turn]()
     for number, (typed, then) in enumerate(turns, start=1):
-        action = typed if typed.startswith(("{", "<")) else said(typed)
+        action = typed if typed.startswith(("{", "<")) else message(typed)
         own: EpisodeInfo = {"turn": number, "metrics": {}, "exit_code": exit_code, "parse_error": parse_error}
         made.append(Turn(shown, action, own, 0.0))
         shown = then
