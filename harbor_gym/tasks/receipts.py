@@ -66,6 +66,13 @@ class Evidence(_Record):
     reward: float | None = None
     """The reward that was paid."""
 
+    @property
+    def place(self) -> str:
+        """A file with its line, or an episode with its turn; empty if neither is known."""
+        if self.episode is not None:
+            return self.episode + ("" if self.turn is None else f", turn {self.turn}")
+        return (self.file or "") + ("" if self.line is None else f":{self.line}")
+
 
 class Finding(_Record):
     """One thing that is wrong with a task."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.checking.audit.kinds import KINDS
-from harbor_gym.tasks.receipts import Evidence, Finding, Receipt
+from harbor_gym.tasks.receipts import Finding, Receipt
 
 FORMAT = 1
 _PLACE = ("file", "line", "episode", "turn", "text", "reward")
@@ -68,16 +68,9 @@ def table(receipts: Sequence[Receipt]) -> str:
 
 def line(task: str, found: Finding) -> str:
     """Return a finding on one line."""
-    place = place_of(found.evidence[0]) if found.evidence else ""
+    place = found.evidence[0].place if found.evidence else ""
     where = f" ({place})" if place else ""
     return f"{task}: {found.severity.value} {found.kind}: {found.message}{where}: {found.remedy}"
-
-
-def place_of(evidence: Evidence) -> str:
-    """Return where an evidence stands: a file with its line, or an episode with its turn; empty if neither is known."""
-    if evidence.episode is not None:
-        return evidence.episode + ("" if evidence.turn is None else f", turn {evidence.turn}")
-    return (evidence.file or "") + ("" if evidence.line is None else f":{evidence.line}")
 
 
 def _cell(value: object) -> object:

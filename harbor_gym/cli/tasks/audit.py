@@ -39,9 +39,7 @@ def audit(
             metavar="PATH", help="Folders, git+URL@COMMIT#path, org/name@ref.", autocompletion=completion.tasks
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--output", "-o", help="Folder for receipts, audit.json and audit.csv.")] = Path(
-        "audit"
-    ),
+    out: Annotated[Path, typer.Option("--output", "-o", help="Folder for receipts and reports.")] = Path("audit"),
     run: Annotated[
         list[Path] | None,
         typer.Option(
@@ -162,15 +160,18 @@ class _Count:
 
 def _write(out: Path, receipts: Sequence[Receipt]) -> None:
     from harbor_gym.checking.audit.report import as_csv, as_json
+    from harbor_gym.report.audit import PAGE_NAME, write_audit_page
 
     replace_text(out / "audit.json", as_json(receipts))
     replace_text(out / "audit.csv", as_csv(receipts))
+    write_audit_page(receipts, out / PAGE_NAME)
 
 
 def _print(receipts: Sequence[Receipt], out: Path, *, as_json: bool) -> int:
     """Print the result; return the exit code."""
     from harbor_gym.checking.audit.report import as_json as summary
     from harbor_gym.checking.audit.report import line, table
+    from harbor_gym.report.audit import PAGE_NAME
     from harbor_gym.tasks.receipts import Severity
 
     found = [(receipt.task, one) for receipt in receipts for one in receipt.findings]
@@ -185,6 +186,6 @@ def _print(receipts: Sequence[Receipt], out: Path, *, as_json: bool) -> int:
         if found:
             echo(table(receipts))
         clean = sum(receipt.is_clean for receipt in receipts)
-        echo(f"{clean} of {len(receipts)} tasks are clean; receipts in {out / 'receipts'}")
+        echo(f"{clean} of {len(receipts)} tasks are clean; receipts in {out / 'receipts'}, a page in {out / PAGE_NAME}")
     severities = {one.severity for _, one in found}
     return FAILED if Severity.ERROR in severities else WARNED if Severity.WARNING in severities else 0
