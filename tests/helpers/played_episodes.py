@@ -41,7 +41,8 @@ def transcript(
         made.append(Turn(shown, action, own, 0.0))
         shown = then
     info: Any = {"turn": len(made), "metrics": {}, "end_reason": end, "rewards": {"reward": reward}}
-    episode = Transcript(made, shown, cut=(reward, {**info, "verifier_output": output}))
+    info["verifier_output"] = output
+    episode = Transcript(made, shown, cut=(reward, info))
     episode.settings = {"action_format": "terminus-json-plain"} if settings is None else settings
     episode.tools = tools
     return episode
