@@ -7,7 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from harbor_gym import TerminalEnvConfig
+from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
+from harbor_gym.adapters.tinker.training.folder import as_written, changed_settings
+from harbor_gym.cli.recipes import train
 from harbor_gym.errors import FindingError
 from harbor_gym.tasks.receipts import Severity
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
@@ -36,11 +41,11 @@ def builder(folder: Path, name: str = "one", **settings: Any) -> Any:
 
 async def play(played: Any, *answers: str, leaves_out: bool = False) -> Any:
     """Play a group as the cookbook's loops do."""
-    from tinker_cookbook.rl import train
+    from tinker_cookbook.rl import train as cookbook
 
     from harbor_gym.adapters.tinker import RetryThenMask
 
-    loop: Any = train
+    loop: Any = cookbook
     return await loop.do_group_rollout_and_filter_constant_reward(
         SamplingClient(scripted(*answers)),
         played,
@@ -53,9 +58,9 @@ async def play(played: Any, *answers: str, leaves_out: bool = False) -> Any:
 
 def counted() -> dict[str, float]:
     """Return the metrics of a batch, as the cookbook's loops ask for them."""
-    from tinker_cookbook.rl import train
+    from tinker_cookbook.rl import train as cookbook
 
-    loop: Any = train
+    loop: Any = cookbook
     return loop.RolloutErrorCounter().get_metrics()
 
 
@@ -164,3 +169,22 @@ async def test_the_severity_decides(tmp_path: Path, severity: Severity | None, *
     episodes = [SimpleNamespace(transitions=[SimpleNamespace(logs={})], stop_reason="max_turns")] * 3
     monitor.look("one", SimpleNamespace(trajectories_G=episodes, get_total_rewards=lambda: [0.0, 1.0, 0.0]))  # pyright: ignore[reportArgumentType]
     assert (monitor.stop is not None) is is_over
+
+
+def test_the_command_fails_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(config: TrainConfig) -> Path:
+        assert config.stop_on_finding is Severity.WARNING
+        raise FindingError("the run ends before batch 2, at a finding of its audit: …")
+
+    monkeypatch.setattr(train, "train", stopped)
+    words = ["task:devops_task", "--backend", "local", "--stop-on-finding", "warning"]
+    done = CliRunner().invoke(train.train_app(program="train.py"), words)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: FindingError: the run ends before batch 2")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_resumed_run_may_stop_at_another_finding(task_dir: Path) -> None:
+    env = TerminalEnvConfig(task_dir=task_dir)
+    config = TrainConfig(env=env, backend=Backend.LOCAL, stop_on_finding=Severity.ERROR)
+    assert changed_settings(as_written(config), as_written(config.model_copy(update={"stop_on_finding": None}))) == []
