@@ -282,10 +282,13 @@ def _turns_of(transcript: Transcript) -> Iterator[_Typed]:
     turns = transcript.turns
     definitions = [_definition(tool) for tool in transcript.tools]
     own_format = (transcript.settings or {}).get("action_format")
+    own_format = ActionFormat(own_format) if own_format in ActionFormat else None
+    may_call = own_format in (None, ActionFormat.BASH_TOOL)  # tools of which nothing is known here
     for place, turn in enumerate(turns):
         shown = turns[place + 1].observation if place + 1 < len(turns) else transcript.final_observation
         commands, has_calls = _commands(turn, own_format, definitions)
-        is_unknown = commands is None and turn.info.get("parse_error") is None
+        is_unread = commands is None and turn.info.get("parse_error") is None
+        is_unknown = is_unread and (may_call or bool(turn.info.get("waits")))
         text = "\n".join(commands or ())[:_MOST_TYPED]
         has_worked = is_unknown or has_calls or any(map(_works, commands or ()))
         has_failed = turn.info.get("exit_code") not in (None, 0)
@@ -297,15 +300,17 @@ def _definition(tool: Mapping[str, Any]) -> ToolDefinition:
     return ToolDefinition(str(function.get("name")), function.get("description", ""), function.get("parameters", {}))
 
 
-def _commands(turn: Turn, own_format: str | None, tools: Sequence[ToolDefinition]) -> tuple[Sequence[str] | None, bool]:
+def _commands(
+    turn: Turn, own_format: ActionFormat | None, tools: Sequence[ToolDefinition]
+) -> tuple[Sequence[str] | None, bool]:
     """Return what a turn typed, None if that can't be read, and whether it called a tool that is no terminal."""
     if turn.commands is not None:
         return [command.keystrokes for command in turn.commands], False
     if tools:
         return [_typed_by(call) for call in read_any(turn.action, tools)[1]], False
-    formats = (own_format,) if own_format else (ActionFormat.TERMINUS_JSON, ActionFormat.TERMINUS_XML)
-    for name in formats:
-        parsed = parse_action(turn.action, format=ActionFormat(name))
+    formats = (ActionFormat.TERMINUS_JSON, ActionFormat.TERMINUS_XML) if own_format is None else (own_format,)
+    for each in formats:
+        parsed = parse_action(turn.action, format=each)
         if parsed.error is None:
             return [command.keystrokes for command in parsed.commands], bool(parsed.calls)
     return None, False
