@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from harbor_gym.errors import AgentFailedError as AgentFailedError
     from harbor_gym.errors import BudgetSpentError as BudgetSpentError
     from harbor_gym.errors import ContextOverflowError as ContextOverflowError
+    from harbor_gym.errors import FindingError as FindingError
     from harbor_gym.errors import ForkDivergedError as ForkDivergedError
     from harbor_gym.errors import HarborGymError as HarborGymError
     from harbor_gym.errors import MissingDependencyError as MissingDependencyError
@@ -79,7 +80,7 @@ else:
             ".config": "AgentEpisodeConfig EpisodeConfig PoolLimits Snapshot TerminalConfig TerminalEnvConfig",
             ".env": "Action AsyncTerminalGymEnv",
             ".errors": (
-                "AgentFailedError BudgetSpentError ContextOverflowError ForkDivergedError HarborGymError "
+                "AgentFailedError BudgetSpentError ContextOverflowError FindingError ForkDivergedError HarborGymError "
                 "MissingDependencyError SamplerError SandboxError SandboxLostError SandboxMemoryError "
                 "SandboxStartError SandboxThrottledError SandboxTimeoutError TaskError TaskSourceError "
                 "TaskUnsupportedError TerminalError TerminalStartError UnexpectedError UsageError VerifierError "

@@ -21,6 +21,7 @@ HarborGymError
 │       └── ContextOverflowError    because the prompt does not fit its context window
 ├── ForkDivergedError       the replay of an episode's keystrokes shows another screen than the episode did
 ├── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
+├── FindingError            an episode has a finding at which the run is to end (stop_on_finding)
 └── UnexpectedError         an exception that is none of these, between the policy's first action and the reward
 
 SandboxError, TerminalError, VerifierError, SamplerError, ForkDivergedError, AgentFailedError, UnexpectedError and the
@@ -44,6 +45,7 @@ __all__ = [
     "AgentFailedError",
     "BudgetSpentError",
     "ContextOverflowError",
+    "FindingError",
     "ForkDivergedError",
     "HarborGymError",
     "MissingDependencyError",
@@ -132,6 +134,10 @@ class AgentFailedError(HarborGymError):
     that can't be trained on."""
 
     is_infrastructure = True
+
+
+class FindingError(HarborGymError):
+    """An episode has a finding of the audit at which the training run is to end (``stop_on_finding``)."""
 
 
 class UnexpectedError(HarborGymError):

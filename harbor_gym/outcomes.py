@@ -23,6 +23,7 @@ BudgetSpentError            budget_spent          yes        yes
 SamplerError                sampler_error         yes        yes
 ForkDivergedError           fork_diverged         yes        yes
 AgentFailedError            agent_failed          yes        yes
+FindingError                finding               no         no
 UnexpectedError             unexpected            yes        yes
 any other                   unexpected            no         no
 ==========================  ====================  =========  ======
@@ -149,6 +150,7 @@ _KINDS: dict[type[HarborGymError], str] = {
     errors.SamplerError: "sampler_error",
     errors.ForkDivergedError: "fork_diverged",
     errors.AgentFailedError: "agent_failed",
+    errors.FindingError: "finding",
     errors.UnexpectedError: _UNEXPECTED.failure_kind,
 }
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from harbor_gym._runtime.files import StrPath, replace_text
 from harbor_gym._runtime.json_files import read_document
@@ -18,6 +18,7 @@ from harbor_gym.tasks.resolve import SourcedTask
 
 _logger = logging.getLogger(__name__)
 
+FORMAT: Literal[2] = 2
 FOLDER = "receipts"
 """The folder of the receipts within an audit's folder."""
 
@@ -53,11 +54,24 @@ class Evidence(_Record):
     line: int | None = None
     """The line in the file, from 1."""
 
+    episode: str | None = None
+    """An episode's transcript."""
+
+    turn: int | None = None
+    """The turn in the episode, from 1."""
+
     text: str | None = None
     """The line, a command, or the end of a verifier's output, cut to 500 characters. Secrets are shortened."""
 
     reward: float | None = None
     """The reward that was paid."""
+
+    @property
+    def place(self) -> str:
+        """A file with its line, or an episode with its turn; empty if neither is known."""
+        if self.episode is not None:
+            return self.episode + ("" if self.turn is None else f", turn {self.turn}")
+        return (self.file or "") + ("" if self.line is None else f":{self.line}")
 
 
 class Finding(_Record):
@@ -77,14 +91,19 @@ class Finding(_Record):
 
     @property
     def is_of_the_set(self) -> bool:
-        """Whether it is about the task among others, so that it must be found anew when the others change."""
-        return self.kind.startswith("set/")
+        """Whether it is about more than the task's files, so that it must be found anew: other tasks, or a run."""
+        return self.kind.startswith(("set/", "episodes/"))
+
+
+def _of_this_version(number: object) -> object:
+    """Take format 1 for format 2, which only adds ``episode`` and ``turn`` to an evidence."""
+    return FORMAT if number == 1 else number
 
 
 class Receipt(_Record):
     """The result of one task's audit."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[2], BeforeValidator(_of_this_version)] = FORMAT
     task: str
     """The task's name, unique in its audit."""
 
@@ -114,6 +133,11 @@ class Receipt(_Record):
 
     durations: dict[str, float]
     """Seconds: ``static`` for reading the files, ``check`` for all trials, and by phase those of one trial."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is wrong: there may be notes."""
+        return self.severity in (None, Severity.NOTE)
 
     @property
     def severity(self) -> Severity | None:
@@ -147,7 +171,8 @@ def read_receipts(folder: StrPath) -> dict[str, list[Receipt]]:
         try:
             receipt = Receipt.model_validate(document)
         except ValidationError as exc:
-            raise UsageError(f"{path} is no receipt of format 1 ({exc.error_count()} fields differ): {remedy}") from exc
+            what = f"{path} is no receipt of format {FORMAT} ({exc.error_count()} fields differ)"
+            raise UsageError(f"{what}: {remedy}") from exc
         found.setdefault(receipt.digest, []).append(receipt)
     return found
 

@@ -1,6 +1,7 @@
 """One episode as tinker-cookbook's ``Env``, by any player, and the one that our own loop plays."""
 
 import asyncio
+import json
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -28,12 +29,14 @@ from harbor_gym._runtime.shielded import shielded
 from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.adapters.tinker.codec import TrainedCodec
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
+from harbor_gym.checking.audit.episodes import Played, find_in_episode, limit_of
 from harbor_gym.config import Snapshot
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.formats.prompts import SUMMARY_REQUEST
 from harbor_gym.outcomes import describe
 from harbor_gym.rollout import run_episode
 from harbor_gym.stragglers import BatchDeadlineError, DropReason
+from harbor_gym.tasks.receipts import Finding
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import add_logprobs, episode_name, write_transcript
 from harbor_gym.types import EndReason, ForkMode, Rollout, Sample, Transcript
@@ -54,6 +57,13 @@ STOP_REASONS: tuple[str, ...] = tuple(
     if reason not in (EndReason.INFRASTRUCTURE_ERROR, EndReason.DROPPED)
 )
 """Every ``stop/<reason>`` that this environment reports: the cookbook's reason if it has one, else the end reason."""
+
+
+LIMITS = frozenset(str(_COOKBOOK_WORDS.get(reason, reason.value)) for reason in EndReason if reason.is_truncation)
+"""The reasons among these that are limits."""
+
+FINDINGS = "audit"
+"""The key of an episode's findings, as JSON, in the logs of its last transition, where there are any."""
 
 
 def stop_metric(reason: EndReason) -> str:
@@ -101,6 +111,7 @@ class EpisodeEnv(Env):
         self._request: _Request | None = None
         self._playing: asyncio.Task[Rollout] | None = None
         self._rollout: Rollout | None = None
+        self._findings: list[Finding] = []
         self.ends_at: float | None = None
         """The batch's deadline by the event loop's clock, set before the episode starts; None sets none."""
 
@@ -223,6 +234,8 @@ class EpisodeEnv(Env):
         if prompt is None:
             reward, ended = await self._end(reward)
             metrics |= ended
+            if self._findings:
+                logs = {**logs, FINDINGS: json.dumps([one.model_dump(mode="json") for one in self._findings])}
         return StepResult(
             reward=reward,
             episode_done=prompt is None,
@@ -249,6 +262,14 @@ class EpisodeEnv(Env):
             added = await trajectory_reward(self._reward, transcript)
             self._labels["trajectory_reward"] = metrics["trajectory_reward"] = added
             reward += added
+        played = Played(
+            self.name,
+            transcript,
+            self._rollout.reward,
+            limit_of(reason),
+            (transcript.last_info or {}).get("verifier_output", ""),
+        )
+        self._findings = await asyncio.to_thread(find_in_episode, played)
         logger.info("%s: %s after %d turns, reward %g", self.name, reason.value, len(transcript.turns), reward)
         await self._write_transcript()
         return reward, metrics

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harbor_gym.tasks.receipts import Evidence, Finding, Severity
 
-_LONGEST = 500
+LONGEST = 500
 """Characters of a line or an output that a finding quotes."""
 
 
@@ -26,10 +26,15 @@ def _error(meaning: str, remedy: str) -> Kind:
     return Kind(Severity.ERROR, meaning, remedy)
 
 
+def _note(meaning: str, remedy: str) -> Kind:
+    return Kind(Severity.NOTE, meaning, remedy)
+
+
 def _warning(meaning: str, remedy: str) -> Kind:
     return Kind(Severity.WARNING, meaning, remedy)
 
 
+_GUARD = "give the policy a user of its own, or the verifier a sandbox of its own or a pristine view"
 KINDS = {
     "verdict/oracle-fails": _error(
         "the task's own solution does not score 1", "repair the solution or the verifier: see the verifier's output"
@@ -38,10 +43,7 @@ KINDS = {
     "verdict/untrying-paid": _error(
         "empty files and printed quotations score", "let the verifier test the content of the work"
     ),
-    "verdict/forgeable": _error(
-        "the reward can be forged",
-        "give the policy a user of its own, or the verifier a sandbox of its own or a pristine view",
-    ),
+    "verdict/forgeable": _error("the reward can be forged", _GUARD),
     "verdict/no-verdict": _error(
         "the verifier leaves no reward that counts", "let it write one finite number to /logs/verifier in every case"
     ),
@@ -77,6 +79,19 @@ KINDS = {
     "set/name-collision": _warning("another task has its name", "rename one of them"),
     "set/duplicate": _warning("another task has its instruction and its tests", "keep one of them"),
     "set/near-duplicate": _warning("another task has almost its instruction and tests", "keep one of them"),
+    "episodes/paid-without-work": _error(
+        "an episode is paid although the policy has done nothing", "let the verifier test what the work changes"
+    ),
+    "episodes/reward-written": _error("the policy writes the reward, or changes the tests", _GUARD),
+    "episodes/tests-read": _error(
+        "the policy reads the tests or what the verifier wrote", "keep them in tests/, which is copied in to grade"
+    ),
+    "episodes/tests-skipped": _error(
+        "an episode is paid although no test has run", "let the tests run, or fail where they can't"
+    ),
+    "episodes/limits-hit": _warning("most episodes end at a limit", "raise the limit, or make the task shorter"),
+    "episodes/never-paid": _note("no episode is paid", "train on it later, or show that it can be solved"),
+    "episodes/always-paid": _note("every episode is paid in full", "leave it out: it teaches nothing"),
 }
 """Kind → what it means, in the order of the documentation's table."""
 
@@ -89,4 +104,4 @@ def finding(kind: str, message: str, evidence: Iterable[Evidence] = ()) -> Findi
 
 def at(file: str, line: int | None = None, text: str = "") -> Evidence:
     """Return a place in a file, with its text cut to what a receipt quotes."""
-    return Evidence(file=file, line=line, text=text.strip()[:_LONGEST] or None)
+    return Evidence(file=file, line=line, text=text.strip()[:LONGEST] or None)

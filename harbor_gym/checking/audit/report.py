@@ -14,7 +14,8 @@ from harbor_gym.checking.audit.kinds import KINDS
 from harbor_gym.tasks.receipts import Finding, Receipt
 
 FORMAT = 1
-_COLUMNS = ("task", "source", "severity", "kind", "message", "remedy", "file", "line", "text", "reward", "digest")
+_PLACE = ("file", "line", "episode", "turn", "text", "reward")
+_COLUMNS = ("task", "source", "severity", "kind", "message", "remedy", *_PLACE, "digest")
 
 
 def summary(receipts: Sequence[Receipt]) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def summary(receipts: Sequence[Receipt]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "tasks": len(receipts),
-        "clean": sum(not receipt.findings for receipt in receipts),
+        "clean": sum(receipt.is_clean for receipt in receipts),
         "kinds": {kind: dict(by_source) for kind, by_source in counts(receipts).items()},
         "receipts": [receipt.model_dump(mode="json") for receipt in receipts],
     }
@@ -50,7 +51,7 @@ def as_csv(receipts: Sequence[Receipt]) -> str:
     for receipt in receipts:
         for one in receipt.findings:
             first = one.evidence[0] if one.evidence else None
-            place = (None,) * 4 if first is None else (first.file, first.line, first.text, first.reward)
+            place = [getattr(first, name, None) for name in _PLACE]
             head = (receipt.task, receipt.source, one.severity.value, one.kind, one.message, one.remedy)
             rows.writerow([_cell(value) for value in (*head, *place, receipt.digest)])
     return text.getvalue()
@@ -67,13 +68,9 @@ def table(receipts: Sequence[Receipt]) -> str:
 
 def line(task: str, found: Finding) -> str:
     """Return a finding on one line."""
-    first = found.evidence[0] if found.evidence else None
-    place = (
-        ""
-        if first is None or first.file is None
-        else f" ({first.file}{'' if first.line is None else f':{first.line}'})"
-    )
-    return f"{task}: {found.severity.value} {found.kind}: {found.message}{place}: {found.remedy}"
+    place = found.evidence[0].place if found.evidence else ""
+    where = f" ({place})" if place else ""
+    return f"{task}: {found.severity.value} {found.kind}: {found.message}{where}: {found.remedy}"
 
 
 def _cell(value: object) -> object:

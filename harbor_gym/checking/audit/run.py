@@ -14,6 +14,7 @@ from typing import Any
 from harbor_gym import __version__
 from harbor_gym._runtime.files import StrPath
 from harbor_gym.checking.audit.contents import TaskContents
+from harbor_gym.checking.audit.episodes import find_in_runs
 from harbor_gym.checking.audit.hygiene import find_hygiene
 from harbor_gym.checking.audit.kinds import at, finding
 from harbor_gym.checking.audit.leaks import find_leaks
@@ -54,6 +55,9 @@ class AuditPlan:
     fresh: bool = False
     """Judge every task, also with a receipt."""
 
+    runs: Sequence[StrPath] = ()
+    """Folders of training runs and evaluations whose stored episodes are read, too."""
+
 
 @dataclass(slots=True)
 class Audit:
@@ -82,7 +86,7 @@ async def audit_tasks(
         on_judged: Called with each new receipt as soon as its task is judged.
 
     Raises:
-        UsageError: A receipt of the folder can't be read.
+        UsageError: A receipt of the folder can't be read, or a run has no transcript.
         OSError: A receipt can't be written.
     """
     known = {} if plan.fresh else _known(plan)
@@ -109,9 +113,11 @@ async def audit_tasks(
         for task in tasks:
             group.create_task(judge(task), name="harbor-gym-audit")
     among = await asyncio.to_thread(compare, {task.name: likenesses[task.name] for task in tasks})
+    played = await asyncio.to_thread(find_in_runs, plan.runs, tasks)
     for task in tasks:
         receipt = results[task.name]
-        findings = _sorted([*(one for one in receipt.findings if not one.is_of_the_set), *among.get(task.name, ())])
+        own = (one for one in receipt.findings if not one.is_of_the_set)
+        findings = _sorted([*own, *among.get(task.name, ()), *played.get(task.name, ())])
         if findings != receipt.findings:
             receipt = receipt.model_copy(update={"findings": findings})
             receipt.write(plan.folder)

@@ -31,10 +31,10 @@ def find_in_check(check: TaskCheck) -> Iterator[Finding]:
         is_malformed = verdict is Verdict.ERROR and (check.error or "").startswith("task:")
         if not is_malformed:  # found by reading the task
             yield finding(kind, check.reason or verdict.value, _evidence(check, verdict))
-    if (what := _ran_nothing(check.solved_output)) is not None:
-        kind, message = what
+    if (what := ran_nothing(check.solved_output)) is not None:
+        kind, why = what
         evidence = Evidence(text=check.solved_output[-500:], reward=check.oracle[-1] if check.oracle else None)
-        yield finding(kind, message, [evidence])
+        yield finding(kind, f"the solution is paid although {why}", [evidence])
 
 
 def _evidence(check: TaskCheck, verdict: Verdict) -> Iterator[Evidence]:
@@ -49,8 +49,8 @@ def _evidence(check: TaskCheck, verdict: Verdict) -> Iterator[Evidence]:
         yield Evidence(text=output, reward=next(iter(rewards), None))
 
 
-def _ran_nothing(output: str) -> tuple[str, str] | None:
-    """Say whether the verifier's output of a solved run has tests of which none has run."""
+def ran_nothing(output: str) -> tuple[str, str] | None:
+    """Return the kind and the reason where the verifier's output of a paid run has tests of which none has run."""
     summaries = list(_SUMMARY.finditer(output))
     if not summaries:
         return None
@@ -68,7 +68,7 @@ def _ran_nothing(output: str) -> tuple[str, str] | None:
     if any(counts.get(word, 0) for word in ("passed", "failed", "ran", "error", "errors", "xpassed")):
         return None
     if counts.get("skipped", 0) or counts.get("xfailed", 0):
-        return "vacuous/tests-skipped", "the solution is paid although every test was skipped or expected to fail"
+        return "vacuous/tests-skipped", "every test was skipped or expected to fail"
     if "none" in counts or counts.get("deselected", 0):
-        return "vacuous/no-tests", "the solution is paid although no test was run"
+        return "vacuous/no-tests", "no test was run"
     return None

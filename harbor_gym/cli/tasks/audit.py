@@ -39,9 +39,14 @@ def audit(
             metavar="PATH", help="Folders, git+URL@COMMIT#path, org/name@ref.", autocompletion=completion.tasks
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--output", "-o", help="Folder for receipts, audit.json and audit.csv.")] = Path(
-        "audit"
-    ),
+    out: Annotated[Path, typer.Option("--output", "-o", help="Folder for receipts and reports.")] = Path("audit"),
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(
+            autocompletion=completion.runs,
+            help="Folder of a training run or an evaluation: read its episodes, too.",
+        ),
+    ] = None,
     play: Annotated[bool, typer.Option(help="Also play each task, as check does.")] = True,
     registry_path: options.RegistryPath = None,
     env: options.Env = DEFAULT_SANDBOX,
@@ -59,23 +64,28 @@ def audit(
     """Judge a whole data set: read each task's files, play it as check does, and compare the tasks with one another.
 
     Each task gets a receipt in the folder; a task whose files have not changed since is not judged again, so that an
-    interrupted audit goes on where it was. Exit status: 0 nothing found, or notes alone; 3 warnings; 1 errors; 2
-    misuse.
+    interrupted audit goes on where it was. With --run and no PATH the tasks of that run are judged. Exit status: 0
+    nothing found, or notes alone; 3 warnings; 1 errors; 2 misuse.
     """
+    from harbor_gym.checking.audit.episodes import tasks_of
     from harbor_gym.checking.audit.run import AuditPlan
     from harbor_gym.checking.plan import CheckPlan
     from harbor_gym.episode.grading.rewards import reward_function as require_function
     from harbor_gym.sandboxes import environment_config, parse_options, preflight
     from harbor_gym.tasks import resolve_tasks
     from harbor_gym.tasks.receipts import Receipt
+    from harbor_gym.transcripts import transcripts_of
 
     if schema:
         echo(json.dumps(Receipt.model_json_schema(), indent=2))
         return
     with one_line_errors(), quiet_harbor():
-        if not sources:
+        if not sources and not run:
             raise UsageError("nothing to audit: give folders, git+URL@COMMIT#path, or org/name@ref")
-        tasks = asyncio.run(resolve_tasks(sources, registry_path=registry_path))
+        for folder in run or ():
+            transcripts_of(folder)  # a wrong folder is named before hours of trials
+        chosen = sources or [path for folder in run or () for path in tasks_of(folder)]
+        tasks = asyncio.run(resolve_tasks(chosen, registry_path=registry_path))
         require_function(reward_key, reward_function)
         environment = environment_config(env, options=parse_options(sandbox_option or ()))
         if play:
@@ -98,6 +108,7 @@ def audit(
             jobs=jobs,
             task_timeout_sec=task_timeout,
             fresh=fresh,
+            runs=run or (),
         )
         with warnings.catch_warnings():  # Harbor's, about a task, and Python's, about a test's syntax
             warnings.simplefilter("ignore")
@@ -140,7 +151,7 @@ class _Count:
         from harbor_gym.report.live import duration
 
         self._judged += 1
-        self._bad += bool(receipt.findings)
+        self._bad += not receipt.is_clean
         left = self._total - self._kept - self._judged
         seconds = (time.monotonic() - self._began) / self._judged * left
         detail = f"{self._bad} with findings" + (f", {duration(seconds)} left" if left else "")
@@ -149,15 +160,18 @@ class _Count:
 
 def _write(out: Path, receipts: Sequence[Receipt]) -> None:
     from harbor_gym.checking.audit.report import as_csv, as_json
+    from harbor_gym.report.audit import PAGE_NAME, write_audit_page
 
     replace_text(out / "audit.json", as_json(receipts))
     replace_text(out / "audit.csv", as_csv(receipts))
+    write_audit_page(receipts, out / PAGE_NAME)
 
 
 def _print(receipts: Sequence[Receipt], out: Path, *, as_json: bool) -> int:
     """Print the result; return the exit code."""
     from harbor_gym.checking.audit.report import as_json as summary
     from harbor_gym.checking.audit.report import line, table
+    from harbor_gym.report.audit import PAGE_NAME
     from harbor_gym.tasks.receipts import Severity
 
     found = [(receipt.task, one) for receipt in receipts for one in receipt.findings]
@@ -171,7 +185,7 @@ def _print(receipts: Sequence[Receipt], out: Path, *, as_json: bool) -> int:
             echo(f"and {len(found) - _SHOWN} more findings, in {out / 'audit.csv'}", err=True)
         if found:
             echo(table(receipts))
-        clean = sum(not receipt.findings for receipt in receipts)
-        echo(f"{clean} of {len(receipts)} tasks are clean; receipts in {out / 'receipts'}")
+        clean = sum(receipt.is_clean for receipt in receipts)
+        echo(f"{clean} of {len(receipts)} tasks are clean; receipts in {out / 'receipts'}, a page in {out / PAGE_NAME}")
     severities = {one.severity for _, one in found}
     return FAILED if Severity.ERROR in severities else WARNED if Severity.WARNING in severities else 0

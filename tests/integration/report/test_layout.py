@@ -9,12 +9,15 @@ import pytest
 
 from harbor_gym.evaluation import EpisodeResult, summarize
 from harbor_gym.report import write_page
+from harbor_gym.report.audit import write_audit_page
 from harbor_gym.report.viewer import Viewer
+from harbor_gym.tasks.receipts import Severity
 from harbor_gym.types import EndReason
 from tests.helpers.browser import Page, browser
 from tests.helpers.layout import SCHEMES, WIDTHS, faults, set_window
 from tests.helpers.paths import ROOT
 from tests.integration.report.test_view import write_episode, write_run
+from tests.unit.report.test_audit_page import finding, receipt
 
 pytestmark = pytest.mark.browser
 
@@ -84,6 +87,30 @@ async def test_the_pages_of_runs_fit(page: Page, tmp_path: Path) -> None:
         with Viewer(folders, port=0) as viewer:
             await look(page, viewer.url, EPISODE)
         await look(page, write_page(folders).path.as_uri(), EPISODE)
+
+
+async def test_the_page_of_an_audit_fits_and_is_sorted_and_searched(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "audit.html"
+    receipts = [
+        receipt(LONG, finding("leak/tests", text=LONG, file=LONG), source=LONG),
+        receipt("b", finding("leak/tests"), finding("hygiene/unpinned", Severity.WARNING), source="two"),
+        receipt("c", finding("leak/solution"), source="two"),
+    ]
+    write_audit_page(receipts, path)
+    await look(page, path.as_uri(), "document.querySelector('th button') !== null")
+    await page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    for width in WIDTHS:
+        await set_window(page, width, "dark")
+        assert await faults(page) == [], width
+    first = "document.querySelector('.sources tbody tr').cells[0].textContent"
+    for wanted in ("two", LONG):
+        await page.run("document.querySelectorAll('.sources th button')[1].click()")
+        assert await page.run(first) == wanted
+    await page.run(
+        "[...document.querySelectorAll('button.kind')].find((one) => one.textContent === 'leak/solution').click()"
+    )
+    assert await page.run("document.querySelector('[role=status]').textContent") == "1 of 3 tasks with findings"
+    assert page.errors == []
 
 
 @pytest.mark.skipif(not (SITE / "index.html").is_file(), reason="make docs builds the site")

@@ -44,26 +44,26 @@ def _never(step: int) -> bool:
     return False
 
 
-async def train_on(*, is_streaming: bool, batch: list[Any]) -> dict[str, Any]:
+async def train_on(*, is_streaming: bool, batch: list[Any], checkpoints: Any = None, **settings: Any) -> dict[str, Any]:
     """Return the metrics of the cookbook's step on a batch."""
     from tinker_cookbook.rl import train
 
     loop: Any = train
     service: Any = Service()
-    checkpoints = SimpleNamespace(should_save_periodic=_never)
+    checkpoints = checkpoints or SimpleNamespace(should_save_periodic=_never)
     rest = (service, checkpoints, None, byte_level_tokenizer())
     if is_streaming:
         queue: Any = asyncio.Queue()
         for group in batch:
             queue.put_nowait(group)
         parts = SimpleNamespace(groups_per_batch=len(batch), num_minibatches=1)
-        own = config(stream_minibatch_config=parts)
+        own = config(stream_minibatch_config=parts, **settings)
         result = await loop.do_train_step_streaming_and_get_sampling_client(own, STEP, queue, *rest)
         assert result is not None
         return result[1]
     metrics = loop.compute_sampling_client_metrics(batch)
     builders, played = [group.env_group_builder for group in batch], [group.trajectory_group for group in batch]
-    _, own = await loop.do_train_step_and_get_sampling_client(config(), STEP, *rest, builders, played)
+    _, own = await loop.do_train_step_and_get_sampling_client(config(**settings), STEP, *rest, builders, played)
     return metrics | own
 
 

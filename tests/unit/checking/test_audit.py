@@ -224,7 +224,21 @@ def test_the_exit_status_says_the_worst(tmp_path: Path, files: Files, status: in
 
 def test_the_schema_of_a_receipt_is_published() -> None:
     assert json.loads(run("--schema").stdout) == Receipt.model_json_schema()
-    assert Receipt.model_json_schema()["properties"]["format"]["const"] == 1
+    assert Receipt.model_json_schema()["properties"]["format"]["const"] == 2
+
+
+async def test_a_receipt_of_format_1_is_read(tmp_path: Path) -> None:
+    write_seed(tmp_path / "tasks/one", SEEDS["leak/tests"]["git"])
+    (first, _) = await audit(tmp_path)
+    path = first.receipts[0].file_in(tmp_path / "audit")
+    document = json.loads(path.read_text())
+    document["format"] = 1
+    for found in document["findings"]:
+        for evidence in found["evidence"]:
+            del evidence["episode"], evidence["turn"]
+    path.write_text(json.dumps(document))
+    (second, judged) = await audit(tmp_path)
+    assert (judged, second.receipts) == ([], first.receipts)
 
 
 def test_every_kind_is_on_the_page() -> None:

@@ -37,6 +37,7 @@ REST: dict[tuple[str, str], tuple[str, ...]] = {
     ("train", "--require-audit"): ("task:devops_task",),
     ("eval", "--require-audit"): ("task:devops_task",),
     ("audit", "--registry-path"): ("a@1",),
+    ("audit", "--run"): ("task:devops_task",),
     ("nemo-gym-init", "--tasks"): ("{path}-made",),
 }
 """A command's other arguments."""

@@ -251,6 +251,9 @@ class TrainConfig(BaseModel):
     batch_deadline_sec: float | None = _field(ROLLOUTS, gt=0)
     """Seconds after which a group's running episodes are ended and verified."""
 
+    stop_on_finding: Severity | None = _field(ROLLOUTS)
+    """End the run, once its weights are saved, at an episode with a finding as bad as this; by default only warn."""
+
     remove_constant_groups: bool = _field(ROLLOUTS, False)
     """Leave groups with equal rewards out of the step, and of its metrics."""
 

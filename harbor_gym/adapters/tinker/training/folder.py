@@ -20,7 +20,7 @@ from harbor_gym.errors import UsageError
 RUN_NAME = "run.json"
 RUN_FORMAT = 1
 _TASKS_NAME = "tasks.json"
-_NOT_OF_THE_RUN = ("log_path", "log_dir_exists", "server_timeout_sec")
+_NOT_OF_THE_RUN = ("log_path", "log_dir_exists", "server_timeout_sec", "stop_on_finding")
 """Fields that do not affect the training, and may differ when a run is resumed."""
 
 

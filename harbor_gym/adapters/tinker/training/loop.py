@@ -19,6 +19,7 @@ from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
 from harbor_gym.adapters.tinker.executors import rollout_executor
 from harbor_gym.adapters.tinker.strategy import RetryThenMask
 from harbor_gym.adapters.tinker.training.checkpoints import evaluate_last, export_best, first_weights
+from harbor_gym.adapters.tinker.training.monitor import monitored
 from harbor_gym.adapters.tinker.training.observation_loss import observation_loss
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, cancelled_with
@@ -39,6 +40,7 @@ async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], N
 
     Raises:
         HarborGymError: The infrastructure failed in a way that retries did not cure, or a task can't be used.
+        FindingError: An episode has a finding as bad as ``stop_on_finding``.
     """
     random.seed(run.config.seed)
     # The cookbook calls methods that newer tinker versions deprecate.
@@ -60,6 +62,7 @@ async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], N
                     advantages_by_family(),
                     observation_loss(weight),
                     token_staleness(),
+                    monitored(show, settings.stop_on_finding),
                 ):
                     await loop.main(config, rollout_executor=executor)
                 if evaluator is not None:
