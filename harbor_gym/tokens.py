@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from harbor_gym.codecs import ComparesTemplate
 from harbor_gym.compaction import Limits, Prompt
-from harbor_gym.config import Snapshot
+from harbor_gym.config import Snapshot, TerminalEnvConfig
 from harbor_gym.config.snapshot import read_start, settings_of
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
@@ -304,11 +304,13 @@ class TokenTerminalEnv:
             self._set_limits()
 
     def _set_limits(self) -> None:
+        config: object = self.env.config
+        is_asked = isinstance(config, TerminalEnvConfig) and config.compaction == "summary"
         self._limits = Limits.of(
-            self.env.config,
+            config,
             max_tokens=self._max_tokens,
             max_context_tokens=self._max_context_tokens,
-            request_tokens=len(self._codec.next_turn([], prompts.SUMMARY_REQUEST)),
+            request_tokens=len(self._codec.next_turn([], prompts.SUMMARY_REQUEST)) if is_asked else 0,
         )
 
     async def close(self) -> None:
