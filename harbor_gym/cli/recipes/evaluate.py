@@ -19,7 +19,12 @@ HELP = """Play episodes of each task with a policy, and show how many it solves,
 
 _SPELLING = common.spelling(
     names={"paths": None},
-    defaults={"env.max_turns": str(MAX_TURNS), "max_tokens": "the run's", "output": "runs/eval-TASK-TIME"},
+    defaults={
+        "env.max_turns": str(MAX_TURNS),
+        "max_tokens": "the run's",
+        "output": "runs/eval-TASK-TIME",
+        **common.TRACK_DEFAULTS,
+    },
     groups=dict.fromkeys(EvalConfig.model_fields.keys() - {"env"}, "Evaluation"),
     with_commas=("attempts",),
     also={

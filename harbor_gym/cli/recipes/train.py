@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from harbor_gym._runtime.console.progress import ShowBar
-from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, LogDirExists, TrainConfig
+from harbor_gym.adapters.tinker.training.config import (
+    BACKEND_DEFAULTS,
+    OUTPUT,
+    TASKS,
+    Backend,
+    LogDirExists,
+    TrainConfig,
+)
 from harbor_gym.adapters.tinker.training.folder import as_written, changed_settings, read_run_config, resumed_config
 from harbor_gym.cli import completion
 from harbor_gym.cli.progress import progress
@@ -38,29 +45,31 @@ def train(config: TrainConfig) -> Path:
         from harbor_gym.adapters.tinker.training.plan import TrainRun
         from harbor_gym.adapters.tinker.training.preparation import claimed_folder, prepare
         from harbor_gym.embedded.service import open_service, require_backend, require_policy
+        from harbor_gym.report.tracking import Log, tracked
 
     async def prepared() -> TrainRun:
         run = await prepare(config)
         await require_policy(run)
         return run
 
-    async def trained(show: Callable[[str], None], bar: ShowBar) -> None:
+    async def trained(show: Callable[[str], None], bar: ShowBar, log: Log) -> None:
         async with open_service(run, show, bar) as service:
             from harbor_gym.adapters.tinker.training.loop import run_loop
 
-            await run_loop(run, service, show, bar)
+            await run_loop(run, service, show, bar, log)
 
     folder = config.log_path
     if folder is not None and config.log_dir_exists is LogDirExists.RESUME and _is_over(config, folder):
         echo(f"nothing to do: the run in {folder} is finished (--log-path names another run's folder)")
         return folder
     require_backend(config.backend)
+    config.tracking.require()
     with announced("preparing the run"):
         run = asyncio.run(prepared())
     with claimed_folder(run):
         try:
-            with progress() as shown:
-                asyncio.run(trained(shown.line, shown.bar))
+            with tracked(config.tracking, run.log_path, as_written(config)) as log, progress() as shown:
+                asyncio.run(trained(shown.line, shown.bar, log))
         except (KeyboardInterrupt, HarborGymError) as exc:
             exc.add_note(_how_to_resume(run.log_path))
             raise
@@ -135,7 +144,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for name, value in over.items():
         both = isinstance(value, dict) and isinstance(merged.get(name), dict)
-        merged[name] = _merged(merged[name], value) if both and name in ("env", "terminal") else value
+        merged[name] = _merged(merged[name], value) if both and name in ("env", "terminal", "track") else value
     return merged
 
 
@@ -210,6 +219,7 @@ def _shown_defaults() -> dict[str, str]:
         "demonstrations": "48 for smollm2-135m, else 0",
         "log_path": "runs/TASK-TIME",
         "test_episodes": "a group of one task, 1 of several",
+        **common.TRACK_DEFAULTS,
     }
 
 
@@ -222,7 +232,7 @@ _SPELLING = common.spelling(
         "batch_deadline_sec": "batch-deadline",
     },
     parsers={"task_weights": _weights},
-    groups=dict.fromkeys(("env.sandbox", "env.sandbox_options"), TASKS),
+    groups={**dict.fromkeys(("env.sandbox", "env.sandbox_options"), TASKS), "track": OUTPUT},
     defaults=_shown_defaults(),
     also={
         "max_retries": ("--retries", "--max-rollout-retries"),
