@@ -37,7 +37,7 @@ _OF_SANDBOX = ("verify_paths", "setup_command")
 """Settings whose paths are the sandbox's."""
 
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
-_PATH = re.compile(r"(?<![\w.:/~-])(?:file://)?~?/(?:[^/\s:,]+/)*([^/\s:,]*)/?")
+_PATH = re.compile(r"(?<![\w.:/~-])(?:file://)?~?/(?:[^/\s:,]+/)*?([^/\s:,]*)/?(?![^\s:,])")
 
 _LONGEST_PARAM = 6000
 _PARAMS_AT_ONCE = 100
@@ -73,7 +73,8 @@ def tracked(tracking: Tracking, folder: Path, settings: Mapping[str, Any]) -> Ge
     calls = SimpleQueue[Callable[[_Run], None] | None]()
 
     def log(record: Mapping[str, Any], step: int) -> None:
-        figures = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+        items = record.items()
+        figures = {name: float(value) for name, value in items if isinstance(value, int | float) and name != "step"}
         calls.put(lambda run: run.log(figures, step))
 
     def serve() -> None:

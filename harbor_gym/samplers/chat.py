@@ -19,6 +19,7 @@ from harbor_gym.formats.tool_text import ToolCall, reply_messages, write_calls
 from harbor_gym.samplers.attempts import AnswerError
 from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.samplers.usage import reported
+from harbor_gym.transcripts import traced
 from harbor_gym.types import ActionFormat, EndReason, ForkMode, Rollout, StepResult, StopReason, Transcript, Turn
 
 _RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
@@ -133,6 +134,7 @@ class ChatEndpoint(EngineClient):
         return await self._post({**self._body, **declared, "messages": list(messages)}, _read_answer)
 
 
+@traced
 async def run_chat_episode(
     env: AsyncTerminalGymEnv,
     ask: Callable[[Messages], Awaitable[ChatAnswer]],
