@@ -75,18 +75,21 @@ def parts(document: Mapping[str, Any]) -> Iterator[Part]:
     """
     now: float = document["started"]
     measured: Mapping[str, float] = document["start"].get("metrics", {})
-    yield Part("reset", now, spent := sum(measured.get(f"time/{name}_sec", 0.0) for name in _RESET), {})
-    now += spent
+    if measured:  # not in the transcript of one of Harbor's agents
+        yield Part("reset", now, spent := sum(measured.get(f"time/{name}_sec", 0.0) for name in _RESET), {})
+        now += spent
     ends = [document["end"]] if document.get("end") else []
     for number, turn in enumerate([*document["turns"], *ends]):
         of_turn = {"harbor_gym.turn": min(number + 1, len(document["turns"]))}
-        if turn.get("thinking_sec") is not None:
+        metrics = turn.get("metrics", {})
+        spent = turn.get("thinking_sec")
+        if (spent := metrics.get("time/sampler_sec") if spent is None else spent) is not None:
             counts = {"input": turn["prompt_tokens"], "output": turn["sampled_tokens"]}
             usage = {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count}
-            yield Part("sample", now, turn["thinking_sec"], {"gen_ai.operation.name": "chat", **usage, **of_turn})
-            now += turn["thinking_sec"]
+            yield Part("sample", now, spent, {"gen_ai.operation.name": "chat", **usage, **of_turn})
+            now += spent
         for name, metric in (("step", "time/step_sec"), ("grade", "time/verifier_sec")):
-            if (spent := turn.get("metrics", {}).get(metric)) is not None:
+            if (spent := metrics.get(metric)) is not None:
                 yield Part(name, now, spent, of_turn)
                 now += spent
 
@@ -109,7 +112,7 @@ def _attributes(document: Mapping[str, Any]) -> dict[str, Any]:
         "harbor_gym.group": document.get("group"),
         "harbor_gym.episode": document.get("episode"),
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in known.items() if value not in (None, "")}
 
 
 @functools.cache

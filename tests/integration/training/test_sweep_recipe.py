@@ -68,7 +68,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("trainer")
 @pytest.mark.parametrize(
     ("flags", "project"),
-    [(["--track", "mlflow"], "sweep"), (["--track=mlflow", "--track-project", "p"], "p"), ([], None)],
+    [(["--track", "mlflow"], "sweep"), (["--track", "mlflow", "--track-project", "p"], "p"), ([], None)],
 )
 def test_the_runs_of_a_sweep_are_one_project_in_a_tracker(
     flags: list[str], project: str | None, tmp_path: Path

@@ -135,7 +135,7 @@ class _Library(ModuleType):
 
         def log_artifact(file: Path, **names: str) -> None:
             meet("log_artifact")
-            self.arrived["artifact"] = file.read_text()
+            self.arrived["artifact"] = file.read_text(encoding="utf-8")
 
         def finish() -> None:
             if "hang" in failing:
@@ -235,7 +235,7 @@ def test_settings_lose_secrets_passwords_and_folders(monkeypatch: pytest.MonkeyP
 
 def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingDependencyError, match="^--track wandb needs wandb: pip install wandb$"):
+    with pytest.raises(MissingDependencyError, match=r"^--track wandb needs wandb: pip install wandb$"):
         Tracking(tracker="wandb").require()
 
 
