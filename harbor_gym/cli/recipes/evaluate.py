@@ -66,6 +66,8 @@ def eval_app() -> typer.Typer:
                 echo(f"interrupted; the same command with --output {config.output} goes on", err=True)
                 raise typer.Exit(INTERRUPTED) from None
         evaluation.show_report(report, config.output, as_json=as_json)
+        with contextlib.redirect_stdout(sys.stderr):  # some trackers print
+            evaluation.track(config, report)
         if (losses := describe_losses(report)) is not None:
             echo(f"error: {losses}", err=True)
             raise typer.Exit(FAILED)

@@ -79,11 +79,14 @@ def evaluate_policy(config: EvalConfig) -> Report:
         results = asyncio.run(_play_endpoint(config, tasks, settings, task_digests, starts))
     ks = [k for k in config.attempts if 1 <= k <= config.episodes]
     origin = provenance(task_dirs, task_digests, results, started)
-    report = summarize(results, threshold=config.threshold, ks=ks, settings=settings, provenance=origin)
+    return summarize(results, threshold=config.threshold, ks=ks, settings=settings, provenance=origin)
+
+
+def track(config: EvalConfig, report: Report) -> None:
+    """Send an evaluation to its tracker, if it has one and a folder."""
     if config.output is not None:
         with tracked(config.track, config.output, report.settings) as log:
             log(figures(report), 0)
-    return report
 
 
 def _starts(config: EvalConfig, tasks: Sequence[AnyEpisode]) -> Starts | None:
