@@ -31,7 +31,7 @@ KEY, HIDDEN = "TRACKED_API_KEY", "this-is-a-key-of-somebody"
 SETTINGS = {"learning_rate": 0.25, "env": {"task_dir": "/home/somebody/tasks/tiny", "agent_options": {"note": HIDDEN}}}
 
 _SEND = f"""
-import json, sys
+import json, sys, time
 from pathlib import Path
 from harbor_gym.config.tracking import Tracking
 from harbor_gym.report.tracking import tracked
@@ -39,6 +39,7 @@ for steps in ((1, 2), (3,)):  # the second is the run that resumes
     with tracked(Tracking(tracker=sys.argv[1], project="p"), Path("run"), {SETTINGS!r}) as log:
         for step in steps:
             log({{"env/all/reward/total": step / 4, "env/a task@2/turns": 7, "note": "text"}}, step)
+    time.sleep(1.1)  # W&B names its folders by the second
 ours = json.loads(Path("run/tracker.json").read_text())
 """
 
