@@ -18,6 +18,7 @@ from harbor_gym._runtime.portal import refuse_to_copy
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.shipped import folder_digest
 from harbor_gym._runtime.task_groups import task_group
+from harbor_gym._runtime.traces import is_wanted
 from harbor_gym.config import Snapshot, TerminalEnvConfig, require_own_loop
 from harbor_gym.config.dump_file import DumpFile
 from harbor_gym.config.snapshot import NO_START, read_start
@@ -37,7 +38,18 @@ from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.terminal.recording import CastRecorder, Recording
-from harbor_gym.types import Command, EndInfo, EndReason, EpisodeInfo, ForkMode, ResetInfo, StepResult, Turn
+from harbor_gym.transcripts import trace_transcript
+from harbor_gym.types import (
+    Command,
+    EndInfo,
+    EndReason,
+    EpisodeInfo,
+    ForkMode,
+    ResetInfo,
+    StepResult,
+    Transcript,
+    Turn,
+)
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
@@ -77,11 +89,30 @@ class _Running:
     why_replay: str = ""
     """Why it could not be copied exactly the last time, which the log has."""
 
+    began: float = field(default_factory=time.time)
+    """When the start began, by the clock."""
+
+    returned: float = 0.0
+    """When the last call returned."""
+
+    waits: dict[int, float] = field(default_factory=dict[int, float])
+    """Number of a turn, from 0 → seconds between its call and the one before, in which the caller sampled."""
+
     tool_metrics: dict[str, float] = field(default_factory=dict[str, float])
     """Counts of the calls of MCP servers' tools so far; empty where the episode has no such tools."""
 
     beside_turns: str | None = None
     """The name of a method that changed the episode without taking a turn, which no replay repeats."""
+
+    def transcript(self, end: StepResult | None = None) -> Transcript:
+        """Return the episode for its trace.
+
+        Args:
+            end: The end that followed no turn.
+        """
+        turns = [replace(turn, thinking_sec=self.waits.get(number)) for number, turn in enumerate(self.turns)]
+        cut = None if end is None else (end.reward, end.info)
+        return Transcript(turns, started=self.began, start_info=self.start_info, cut=cut)
 
     def state(self, spent: Spent) -> "EpisodeState":
         """Return what a copy of the episode goes on with beside its turns."""
@@ -212,9 +243,11 @@ class AsyncTerminalGymEnv:
             await self._release()
             self._loop = asyncio.get_running_loop()
             observation, info = await start()
-        except BaseException:
-            await self._fail()
+        except BaseException as exc:
+            await self._fail(exc)
             raise
+        if self._running is not None:  # close() may have come meanwhile
+            self._running.returned = time.monotonic()
         self._become(_State.READY)
         return observation, info
 
@@ -387,7 +420,7 @@ class AsyncTerminalGymEnv:
                 result = await run_side_command(phase, command, timeout_sec=timeout_sec)
         except BaseException as exc:
             await self._explain(exc)
-            await self._fail()
+            await self._fail(exc)
             raise
         self._budgets.terminal_sec += result.duration_sec
         self._become(_State.READY)
@@ -727,13 +760,18 @@ class AsyncTerminalGymEnv:
         self._require(_State.READY, doing=doing)
         self._require_loop(doing=doing)
         self._state, self._copied = _State.STEPPING, None
+        running = self._episode_at_hand
+        running.waits[len(running.turns)] = time.monotonic() - running.returned
         try:
             with losing_one_episode(self._name):
                 result = await work()
         except BaseException as exc:
             await self._explain(exc)
-            await self._fail()
+            await self._fail(exc)
             raise
+        running.returned = time.monotonic()
+        if result.done:
+            self._trace(running, end=None if doing == "step" else result)
         self._become(_State.DONE if result.done else _State.READY)
         return result
 
@@ -886,13 +924,19 @@ class AsyncTerminalGymEnv:
         if self._state is not _State.CLOSED:
             self._state = state
 
-    async def _fail(self) -> None:
+    async def _fail(self, error: BaseException) -> None:
         self._become(_State.FAILED)
+        if self._running is not None:
+            self._trace(self._running, error=error)
         try:
             await self._release()
         except HarborGymError as exc:
             # The first failure is the one to report; a failed release is a warning beside it.
             warnings.warn(f"after a failed episode: {exc}", ResourceWarning, stacklevel=2)
+
+    def _trace(self, running: _Running, *, end: StepResult | None = None, error: BaseException | None = None) -> None:
+        if is_wanted():
+            trace_transcript(running.transcript(end), task=self.config.task_dir.name, error=error)
 
     async def _release(self) -> None:
         running, self._running = self._running, None

@@ -9,6 +9,7 @@ from harbor_gym.errors import BudgetSpentError, HarborGymError
 from harbor_gym.outcomes import RetryBudget, classify
 from harbor_gym.stragglers import EpisodeClock
 from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.transcripts import traced
 from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransition
 
 
@@ -33,6 +34,7 @@ async def context_tokens_of(sample: Sampler) -> int | None:
     return await sample.context_tokens() if isinstance(sample, KnowsContext) else None
 
 
+@traced
 async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnapshot | None = None) -> Rollout:
     """Run one episode to its end and close the environment.
 

@@ -1,23 +1,26 @@
 """Read and write transcripts: one JSON document per episode."""
 
+import functools
 import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from harbor_gym._runtime.files import StrPath, naming, replace_text, why_unreadable
 from harbor_gym._runtime.json_files import read_grown
-from harbor_gym._runtime.traces import trace_episode
+from harbor_gym._runtime.traces import is_wanted, left_to_caller, trace_episode
 from harbor_gym.errors import UsageError
+from harbor_gym.outcomes import describe
 from harbor_gym.types import (
     Command,
     Compaction,
     EndReason,
     EpisodeInfo,
     Exchange,
+    Rollout,
     Sample,
     Summary,
     TokenTransition,
@@ -77,11 +80,54 @@ def write_transcript(
         error: The infrastructure error that ended the episode, if one did; the reward is then left out.
         dropped: Why the episode was dropped, if it was; the reward is then left out.
     """
+    document = _document(transcript, labels, error, dropped)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
+    if "snapshot" not in labels:
+        _trace(transcript, document)
+
+
+def traced[**P](play: Callable[P, Awaitable[Rollout]]) -> Callable[P, Coroutine[Any, Any, Rollout]]:
+    """Make a function that plays an episode send its trace, if one is wanted and no caller sends it."""
+
+    @functools.wraps(play)
+    async def play_traced(*args: P.args, **kwargs: P.kwargs) -> Rollout:
+        with left_to_caller():
+            rollout = await play(*args, **kwargs)
+        trace_transcript(rollout.transcript, task=rollout.task_name, error=rollout.error)
+        return rollout
+
+    return play_traced
+
+
+def trace_transcript(transcript: Transcript, *, task: str, error: BaseException | None = None) -> None:
+    """Send the trace of an ended episode that has no file, if one is wanted and no caller sends it.
+
+    Args:
+        transcript: The episode.
+        task: The name of the task's directory.
+        error: The error that ended the episode, if one did.
+    """
+    if is_wanted():
+        why = None if error is None else describe(error)
+        _trace(transcript, _document(transcript, {"task": task}, why))
+
+
+def _trace(transcript: Transcript, document: Mapping[str, Any]) -> None:
+    if is_wanted() and not transcript.is_traced:
+        transcript.is_traced = True
+        trace_episode(document if transcript.cut is None else {**document, "end": transcript.cut[1]})
+
+
+def _document(
+    transcript: Transcript, labels: Mapping[str, Any], error: str | None, dropped: str | None = None
+) -> dict[str, Any]:
     last = transcript.last_info
     end_reason = last.get("end_reason") if last else None
     if dropped is not None:
         end_reason, labels = EndReason.DROPPED, {**labels, "dropped": dropped}
-    document = {
+    return {
         "format": TRANSCRIPT_FORMAT,
         **labels,
         "end_reason": EndReason.INFRASTRUCTURE_ERROR if error else end_reason,
@@ -104,11 +150,6 @@ def write_transcript(
         "final_observation": transcript.final_observation,
         **({} if transcript.tokens is None else {"tokens": write_tokens(transcript.tokens)}),
     }
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
-    if "snapshot" not in labels:
-        trace_episode(document)
 
 
 def read_transcript(path: StrPath) -> tuple[Transcript, dict[str, Any]]:

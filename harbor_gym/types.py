@@ -47,7 +47,7 @@ class _Record:
 
     def __repr__(self) -> str:
         shown: list[str] = []
-        for each in dataclasses.fields(cast("Any", self)):
+        for each in filter(lambda each: each.repr, dataclasses.fields(cast("Any", self))):
             value = getattr(self, each.name)
             is_required = each.default is each.default_factory is dataclasses.MISSING
             if is_required or not (value is None or (isinstance(value, Sized) and not len(value))):
@@ -714,6 +714,9 @@ class Transcript(_Record):
     """Token ids of the last prompt, and of its answer once that has ended the episode, where a token policy played.
     Each turn's prompt is a prefix of it, but those before a compaction, see
     :func:`harbor_gym.transcripts.conversations`."""
+
+    is_traced: bool = field(default=False, repr=False, compare=False)
+    """Whether a trace of the episode was sent."""
 
     @property
     def reward(self) -> float:

@@ -60,10 +60,10 @@ SUITES: Mapping[str, Suite] = {
     "verifiers": Suite((SAME, f"{ADAPTERS}/verifiers"), "verifiers and not slow"),
     "verl": Suite((SAME, f"{ADAPTERS}/verl"), "verl"),
     "ray": Suite(("tests/unit/cluster", "tests/integration/cluster")),
-    "frame": Suite(("tests/unit/report", "tests/integration/report"), beside=("plot", "render", "otel")),
+    "frame": Suite(("tests/unit/report", "tests/integration/report"), beside=("plot", "render", "otel", "trackers")),
     "nemo-gym": Suite((SAME, "tests/integration/nemo_gym"), "nemo_gym", python="3.13.14"),
 }
-"""Extra → its tests; none is the package alone. plot, render and otel are tested with frame."""
+"""Extra → its tests; none is the package alone. plot, render, otel and trackers are tested with frame."""
 
 
 @dataclass(frozen=True)

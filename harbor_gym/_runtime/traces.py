@@ -5,15 +5,19 @@ OpenTelemetry conventions for generative AI (https://opentelemetry.io/docs/specs
 variables (https://opentelemetry.io/docs/languages/sdk-configuration/otlp-exporter/).
 """
 
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NANOSEC = 1_000_000_000
 _logger = logging.getLogger(__name__)
+
+_is_left: ContextVar[bool] = ContextVar("harbor_gym_traced_above", default=False)
 
 
 class Part(NamedTuple):
@@ -27,13 +31,28 @@ class Part(NamedTuple):
     attributes: dict[str, Any]
 
 
+@contextlib.contextmanager
+def left_to_caller() -> Generator[None]:
+    """Leave the traces of the episodes in the block to its caller, who knows more of them."""
+    token = _is_left.set(True)
+    try:
+        yield
+    finally:
+        _is_left.reset(token)
+
+
+def is_wanted() -> bool:
+    """Return whether a trace of an episode that ends here is to be sent: not in :func:`left_to_caller`."""
+    return any(map(os.environ.get, _ENDPOINTS)) and not _is_left.get()
+
+
 def trace_episode(document: Mapping[str, Any]) -> None:
-    """Send a trace of an ended episode, if the environment names an endpoint for traces. It is sent in the background.
+    """Send a trace of an ended episode, in the background. Ask :func:`is_wanted` first.
 
     Args:
-        document: The transcript as its file has it.
+        document: The transcript as its file has it; ``end`` may have the info of an end that followed no answer.
     """
-    if not any(map(os.environ.get, _ENDPOINTS)) or (tracer := _tracer()) is None:
+    if (tracer := _tracer()) is None:
         return
     from opentelemetry import trace
 
@@ -56,17 +75,21 @@ def parts(document: Mapping[str, Any]) -> Iterator[Part]:
     """
     now: float = document["started"]
     measured: Mapping[str, float] = document["start"].get("metrics", {})
-    yield Part("reset", now, spent := sum(measured.get(f"time/{name}_sec", 0.0) for name in _RESET), {})
-    now += spent
-    for number, turn in enumerate(document["turns"]):
-        of_turn = {"harbor_gym.turn": number + 1}
-        if turn["thinking_sec"] is not None:
+    if measured:  # not in the transcript of one of Harbor's agents
+        yield Part("reset", now, spent := sum(measured.get(f"time/{name}_sec", 0.0) for name in _RESET), {})
+        now += spent
+    ends = [document["end"]] if document.get("end") else []
+    for number, turn in enumerate([*document["turns"], *ends]):
+        of_turn = {"harbor_gym.turn": min(number + 1, len(document["turns"]))}
+        metrics = turn.get("metrics", {})
+        spent = turn.get("thinking_sec")
+        if (spent := metrics.get("time/sampler_sec") if spent is None else spent) is not None:
             counts = {"input": turn["prompt_tokens"], "output": turn["sampled_tokens"]}
-            usage = {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count is not None}
-            yield Part("sample", now, turn["thinking_sec"], {"gen_ai.operation.name": "chat", **usage, **of_turn})
-            now += turn["thinking_sec"]
+            usage = {f"gen_ai.usage.{name}_tokens": count for name, count in counts.items() if count}
+            yield Part("sample", now, spent, {"gen_ai.operation.name": "chat", **usage, **of_turn})
+            now += spent
         for name, metric in (("step", "time/step_sec"), ("grade", "time/verifier_sec")):
-            if (spent := turn.get("metrics", {}).get(metric)) is not None:
+            if (spent := metrics.get(metric)) is not None:
                 yield Part(name, now, spent, of_turn)
                 now += spent
 
@@ -89,7 +112,7 @@ def _attributes(document: Mapping[str, Any]) -> dict[str, Any]:
         "harbor_gym.group": document.get("group"),
         "harbor_gym.episode": document.get("episode"),
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in known.items() if value not in (None, "")}
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from harbor_gym.evaluation.report import (
     TaskReport,
     describe_episode,
     describe_losses,
+    figures,
     format_report,
     summarize,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "describe_episode",
     "describe_losses",
     "evaluate",
+    "figures",
     "format_regraded",
     "format_report",
     "interval",

@@ -14,6 +14,7 @@ from harbor_gym._runtime.console.under_way import LABEL
 from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.task_groups import task_group
+from harbor_gym._runtime.traces import left_to_caller
 from harbor_gym.config import (
     DEFAULT_MAX_RETRIES,
     DEFAULT_N_CONCURRENT,
@@ -182,7 +183,8 @@ async def play_recorded(
     if path is None:
         rollout = await play(config, None)
     else:
-        rollout, resumed = await _play_on(config, play, path.with_suffix(".snapshot"), start)
+        with left_to_caller():  # the transcript has the labels
+            rollout, resumed = await _play_on(config, play, path.with_suffix(".snapshot"), start)
     result = replace(result_of(name, number, rollout, time.monotonic() - started), resumed=resumed)
     if path is not None:
         await asyncio.to_thread(write_transcript, path, rollout.transcript, labels=labels, error=result.error)

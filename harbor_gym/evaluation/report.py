@@ -135,6 +135,19 @@ def _summarize(name: str, groups: Sequence[Sequence[EpisodeResult]], threshold: 
     )
 
 
+def figures(report: Report) -> dict[str, float]:
+    """Return the figures over all tasks by name, with ``reward/TASK`` of each of several; unknown ones are left out."""
+    overall = report.overall
+    estimates = {"reward": overall.reward, **{f"pass@{k}": estimate for k, estimate in overall.pass_at.items()}}
+    if len(report.tasks) > 1:
+        estimates |= {f"reward/{task.name}": task.reward for task in report.tasks}
+    return {
+        **{name: estimate.value for name, estimate in estimates.items() if estimate is not None},
+        **{name: value for name, value in asdict(overall).items() if isinstance(value, int | float)},
+        **{f"ended/{name}": count for name, count in overall.outcomes.items()},
+    }
+
+
 def format_report(report: Report, *, width: int | None = None) -> str:
     """Return a table with a row per task, and a row for all if there are several.
 

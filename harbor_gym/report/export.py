@@ -25,7 +25,7 @@ from harbor_gym.types import TokenSequence
 Form = Literal["messages", "tokens"]
 """``messages``: chats. ``tokens``: the sampled token ids and all between them, never rendered anew."""
 
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _LEAST_SECRET = 8
 """Characters of the shortest value that is taken for a secret."""
 
@@ -126,7 +126,7 @@ class _Chosen:
     def __init__(self) -> None:
         self._places: list[_Place] = []
         self._groups: dict[tuple[str, ...], list[float]] = {}
-        self._secrets = _secrets()
+        self._secrets = secret_values()
         self.left_out: Counter[str] = Counter()
         self.found = 0
 
@@ -236,11 +236,11 @@ def _columns(sequence: TokenSequence) -> dict[str, Any]:
     }
 
 
-def _secrets() -> dict[str, str]:
+def secret_values() -> dict[str, str]:
     """Return what stands for a secret of this process's environment in JSON, also in JSON within JSON → its name."""
     found: dict[str, str] = {}
     for name, value in os.environ.items():
-        if _SECRET_NAME.search(name) and len(value) >= _LEAST_SECRET:
+        if SECRET_NAME.search(name) and len(value) >= _LEAST_SECRET:
             once = json.dumps(value, ensure_ascii=False)[1:-1]
             found |= {once: name, json.dumps(once, ensure_ascii=False)[1:-1]: name}
     return found

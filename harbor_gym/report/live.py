@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,13 @@ def duration(seconds: float) -> str:
 
 @contextlib.asynccontextmanager
 async def live_progress(
-    log_path: StrPath, *, total: int, show: Callable[[str], None], title: str, bar: ShowBar = show_no_bar
+    log_path: StrPath,
+    *,
+    total: int,
+    show: Callable[[str], None],
+    title: str,
+    bar: ShowBar = show_no_bar,
+    on_batch: Callable[[Mapping[str, Any], int], None] | None = None,
 ) -> AsyncGenerator[None]:
     """Show a line for each new batch and redraw ``curve.png`` while the block runs.
 
@@ -111,6 +117,7 @@ async def live_progress(
         show: Takes each line.
         title: The curve's title.
         bar: Takes the number of finished batches, with the remaining time.
+        on_batch: Takes the record of each new batch, and its number.
     """
     log_path = Path(log_path)
     metrics_path = log_path / METRICS_NAME
@@ -126,6 +133,8 @@ async def live_progress(
             left_sec = seconds_left(records[:number], total=total)
             show(describe_batch(record, total=total, left_sec=left_sec))
             bar("batches", record["step"] + 1, total, f"ETA {duration(left_sec)}" if left_sec else "")
+            if on_batch is not None:
+                on_batch(record, record["step"])
         if len(records) > shown:
             shown = len(records)
             await asyncio.to_thread(picture.draw)

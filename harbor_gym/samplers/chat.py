@@ -5,6 +5,7 @@ Nothing is tokenised here. A trainer that needs tokens serves the endpoint itsel
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
@@ -19,6 +20,7 @@ from harbor_gym.formats.tool_text import ToolCall, reply_messages, write_calls
 from harbor_gym.samplers.attempts import AnswerError
 from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.samplers.usage import reported
+from harbor_gym.transcripts import traced
 from harbor_gym.types import ActionFormat, EndReason, ForkMode, Rollout, StepResult, StopReason, Transcript, Turn
 
 _RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
@@ -133,6 +135,7 @@ class ChatEndpoint(EngineClient):
         return await self._post({**self._body, **declared, "messages": list(messages)}, _read_answer)
 
 
+@traced
 async def run_chat_episode(
     env: AsyncTerminalGymEnv,
     ask: Callable[[Messages], Awaitable[ChatAnswer]],
@@ -183,9 +186,15 @@ async def run_chat_episode(
             known = await env.snapshot(mode=mode)
             return replace(known, turns=tuple(transcript.turns), messages=tuple(messages))
 
+        thinking_sec = 0.0
+
         async def asked(chat: Messages) -> ChatAnswer:
+            nonlocal thinking_sec
             async with suspending(keep if transcript.turns else None, take):
-                return await ask(chat)
+                started = time.monotonic()
+                answer = await ask(chat)
+                thinking_sec = time.monotonic() - started
+                return answer
 
         while True:
             result, answer = await _take_turn(env, asked, messages, ends_without_tool_call=ends_without_tool_call)
@@ -193,7 +202,8 @@ async def run_chat_episode(
                 transcript.cut = result.reward, result.info
                 break
             lengths = answer.prompt_tokens, answer.sampled_tokens
-            transcript.turns.append(Turn(shown, answer.text, result.info, result.reward, *lengths))
+            turn = Turn(shown, answer.text, result.info, result.reward, *lengths, thinking_sec=thinking_sec)
+            transcript.turns.append(turn)
             if result.done:
                 break
             shown = result.observation

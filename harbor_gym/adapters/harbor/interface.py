@@ -34,6 +34,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
 from harbor_gym.stragglers import EpisodeClock, Stragglers, equal_places, play_rollouts
+from harbor_gym.transcripts import traced
 from harbor_gym.types import ChatCodec, EndReason, Rollout, Sampler
 
 MODEL = "policy"
@@ -199,7 +200,7 @@ class RolloutInterface:
         """Play a task; after an infrastructure failure, retry it before the batch's deadline."""
         budget, failed = RetryBudget(self._max_retries), 0
         while True:
-            rollout = await player.play(task, path, clock)
+            rollout = await traced(player.play)(task, path, clock)
             error = rollout.error
             if error is None or not clock.restart() or not await budget.allows(error, failed):
                 return replace(rollout, metrics={**rollout.metrics, "infra/failed_attempts": float(failed)})

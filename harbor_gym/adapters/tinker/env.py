@@ -1,6 +1,7 @@
 """One episode as tinker-cookbook's ``Env``, by any player, and the one that our own loop plays."""
 
 import asyncio
+import contextlib
 import json
 import logging
 from abc import abstractmethod
@@ -26,6 +27,7 @@ from tinker_cookbook.rl.types import (
 
 from harbor_gym._runtime.files import StrPath
 from harbor_gym._runtime.shielded import shielded
+from harbor_gym._runtime.traces import left_to_caller
 from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.adapters.tinker.codec import TrainedCodec
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
@@ -142,7 +144,7 @@ class EpisodeEnv(Env):
         """
         if self._playing is not None:
             raise UsageError("an environment plays one episode")
-        self._playing = asyncio.create_task(self._play())
+        self._playing = asyncio.create_task(self._play_untraced())
         self._playing.add_done_callback(lambda _: self._requests.put_nowait(None))
         if (prompt := await self._next_prompt()) is None:
             ended = await self._result(None)
@@ -202,6 +204,10 @@ class EpisodeEnv(Env):
         error = None if self._playing.cancelled() else self._playing.exception()
         if error is not None and not was_over:
             raise error
+
+    async def _play_untraced(self) -> Rollout:
+        with contextlib.nullcontext() if self._transcript_path is None else left_to_caller():  # it has the labels
+            return await self._play()
 
     async def _ask(self, prompt: Sequence[int]) -> Sample:
         request = _Request(list(prompt), asyncio.get_running_loop().create_future())

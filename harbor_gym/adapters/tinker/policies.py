@@ -16,6 +16,7 @@ from harbor_gym.config import (
     OptionalPath,
     aliases,
 )
+from harbor_gym.config.tracking import Tracking
 from harbor_gym.errors import UsageError
 from harbor_gym.tasks.receipts import Severity
 from harbor_gym.types import ExecutorKind
@@ -97,6 +98,9 @@ class EvalConfig(BaseModel):
 
     fresh: bool = False
     """Remove the evaluation that is in the output folder, and begin anew."""
+
+    track: Tracking = Tracking()
+    """The experiment tracker that the result is sent to, if any."""
 
     _read_earlier_names = aliases.reading(aliases.EVALUATION)
 

@@ -16,6 +16,8 @@ from harbor_gym.config.verify_paths import parse_verify_paths
 COMMAND: dict[str, Any] = {"cls": PlainCommand, "context_settings": HELP_NAMES}
 """Keyword arguments of ``app.command``."""
 
+TRACK_DEFAULTS = {"track.project": "harbor-gym; of a sweep, its folder's name", "track.name": "the folder's name"}
+
 _EPISODES, _TERMINAL, _AGENT = "Episodes", "Terminal", "One of Harbor's agents"
 _AGENT_FIELDS = [f"env.{name}" for name in AgentEpisodeConfig.model_fields if name not in EpisodeConfig.model_fields]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -40,9 +42,10 @@ def spelling(
             "env.sandbox_options": "sandbox-option",
             "env.verifier": "verifier-option",
             "env.agent_options": "agent-option",
+            "track.tracker": "track",
             **names,
         },
-        prefixes={"env.terminal": "terminal-"},
+        prefixes={"env.terminal": "terminal-", "track": "track-"},
         groups={"env": _EPISODES, "env.terminal": _TERMINAL, **dict.fromkeys(_AGENT_FIELDS, _AGENT), **groups},
         parsers={
             "env.sandbox_options": sandboxes.parse_options,

@@ -19,7 +19,12 @@ HELP = """Play episodes of each task with a policy, and show how many it solves,
 
 _SPELLING = common.spelling(
     names={"paths": None},
-    defaults={"env.max_turns": str(MAX_TURNS), "max_tokens": "the run's", "output": "runs/eval-TASK-TIME"},
+    defaults={
+        "env.max_turns": str(MAX_TURNS),
+        "max_tokens": "the run's",
+        "output": "runs/eval-TASK-TIME",
+        **common.TRACK_DEFAULTS,
+    },
     groups=dict.fromkeys(EvalConfig.model_fields.keys() - {"env"}, "Evaluation"),
     with_commas=("attempts",),
     also={
@@ -61,6 +66,8 @@ def eval_app() -> typer.Typer:
                 echo(f"interrupted; the same command with --output {config.output} goes on", err=True)
                 raise typer.Exit(INTERRUPTED) from None
         evaluation.show_report(report, config.output, as_json=as_json)
+        with contextlib.redirect_stdout(sys.stderr):  # some trackers print
+            evaluation.track(config, report)
         if (losses := describe_losses(report)) is not None:
             echo(f"error: {losses}", err=True)
             raise typer.Exit(FAILED)

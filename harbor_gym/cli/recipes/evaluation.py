@@ -33,12 +33,14 @@ from harbor_gym.evaluation import (
     RemotePlayer,
     Report,
     evaluate,
+    figures,
     format_report,
     summarize,
 )
 from harbor_gym.evaluation.journal import forget
 from harbor_gym.evaluation.provenance import digests, provenance, versions
 from harbor_gym.report.live import duration
+from harbor_gym.report.tracking import tracked
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.starts import Starts
@@ -54,6 +56,7 @@ def evaluate_policy(config: EvalConfig) -> Report:
         HarborGymError: A setting, a task or the sandbox can't be used (before anything is started), or the policy's
             service failed.
     """
+    config.track.require()
     require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
     require_sandbox(config.env)
     if config.base_url is not None and config.model is None:
@@ -77,6 +80,13 @@ def evaluate_policy(config: EvalConfig) -> Report:
     ks = [k for k in config.attempts if 1 <= k <= config.episodes]
     origin = provenance(task_dirs, task_digests, results, started)
     return summarize(results, threshold=config.threshold, ks=ks, settings=settings, provenance=origin)
+
+
+def track(config: EvalConfig, report: Report) -> None:
+    """Send an evaluation to its tracker, if it has one and a folder."""
+    if config.output is not None:
+        with tracked(config.track, config.output, report.settings) as log:
+            log(figures(report), 0)
 
 
 def _starts(config: EvalConfig, tasks: Sequence[AnyEpisode]) -> Starts | None:
@@ -292,6 +302,7 @@ def _settings(config: EvalConfig) -> dict[str, Any]:
         "threshold",
         "output",
         "fresh",
+        "track",
         *played,
     }
     settings = config.model_dump(mode="json", exclude=other)

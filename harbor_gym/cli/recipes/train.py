@@ -14,6 +14,7 @@ import typer
 from harbor_gym._runtime.console.progress import ShowBar
 from harbor_gym.adapters.tinker.training.config import (
     BACKEND_DEFAULTS,
+    OUTPUT,
     TASKS,
     Backend,
     LogDirExists,
@@ -45,29 +46,31 @@ def train(config: TrainConfig) -> Path:
         from harbor_gym.adapters.tinker.training.plan import TrainRun
         from harbor_gym.adapters.tinker.training.preparation import claimed_folder, prepare
         from harbor_gym.embedded.service import open_service, require_backend, require_policy
+        from harbor_gym.report.tracking import Log, tracked
 
     async def prepared() -> TrainRun:
         run = await prepare(config)
         await require_policy(run)
         return run
 
-    async def trained(show: Callable[[str], None], bar: ShowBar) -> None:
+    async def trained(show: Callable[[str], None], bar: ShowBar, log: Log) -> None:
         async with open_service(run, show, bar) as service:
             from harbor_gym.adapters.tinker.training.loop import run_loop
 
-            await run_loop(run, service, show, bar)
+            await run_loop(run, service, show, bar, log)
 
     folder = config.log_path
     if folder is not None and config.log_dir_exists is LogDirExists.RESUME and _is_over(config, folder):
         echo(f"nothing to do: the run in {folder} is finished (--log-path names another run's folder)")
         return folder
     require_backend(config.backend)
+    config.tracking.require()
     with announced("preparing the run"):
         run = asyncio.run(prepared())
     with claimed_folder(run):
         try:
-            with progress() as shown:
-                asyncio.run(trained(shown.line, shown.bar))
+            with tracked(config.tracking, run.log_path, as_written(config)) as log, progress() as shown:
+                asyncio.run(trained(shown.line, shown.bar, log))
         except (KeyboardInterrupt, HarborGymError) as exc:
             exc.add_note(_how_to_resume(run.log_path))
             raise
@@ -142,7 +145,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for name, value in over.items():
         both = isinstance(value, dict) and isinstance(merged.get(name), dict)
-        merged[name] = _merged(merged[name], value) if both and name in ("env", "terminal") else value
+        merged[name] = _merged(merged[name], value) if both and name in ("env", "terminal", "track") else value
     return merged
 
 
@@ -222,6 +225,7 @@ def _shown_defaults() -> dict[str, str]:
         "env.action_format": f"{shown.pop('action_format')}; local with a named model: keystrokes",
         "log_path": "runs/TASK-TIME",
         "test_episodes": "a group of one task, 1 of several",
+        **common.TRACK_DEFAULTS,
     }
 
 
@@ -234,7 +238,7 @@ _SPELLING = common.spelling(
         "batch_deadline_sec": "batch-deadline",
     },
     parsers={"task_weights": _weights},
-    groups=dict.fromkeys(("env.sandbox", "env.sandbox_options"), TASKS),
+    groups={**dict.fromkeys(("env.sandbox", "env.sandbox_options"), TASKS), "track": OUTPUT},
     defaults=_shown_defaults(),
     also={
         "max_retries": ("--retries", "--max-rollout-retries"),

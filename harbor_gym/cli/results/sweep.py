@@ -85,6 +85,9 @@ def sweep(
         if taken := [flag for flag in context.args if flag.split("=")[0] in OWNED]:
             raise UsageError(f"{', '.join(taken)} is for the sweep to set; see --help")
         flags = ["--task-dir", str(task_dir.resolve()), *context.args]
+        named = {flag.split("=")[0] for flag in context.args}
+        if "--track" in named and "--track-project" not in named:
+            flags += ["--track-project", folder.name]
         rates, numbers = numbers_of(learning_rates, float), numbers_of(seeds, int)
         asyncio.run(require_tasks(task_dir))
         runs = prepare_runs(folder, rates=rates, seeds=numbers, flags=flags)

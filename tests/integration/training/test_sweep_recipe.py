@@ -66,6 +66,22 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("trainer")
+@pytest.mark.parametrize(
+    ("flags", "project"),
+    [(["--track", "mlflow"], "sweep"), (["--track", "mlflow", "--track-project", "p"], "p"), ([], None)],
+)
+def test_the_runs_of_a_sweep_are_one_project_in_a_tracker(
+    flags: list[str], project: str | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sweep"
+    done = sweep("--learning-rates", "1e-3", "--seeds", "0", "--output", str(folder), *flags)
+    assert done.exit_code == 0, done.output
+    words = (folder / "lr_0.001_seed_0" / "calls").read_text().split()
+    assert words.count("--track-project") == (project is not None)
+    assert project is None or words[words.index("--track-project") + 1] == project
+
+
+@pytest.mark.usefixtures("trainer")
 def test_a_sweep_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     folder.mkdir()

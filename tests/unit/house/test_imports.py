@@ -184,9 +184,10 @@ _BROUGHT_ALONG = {
     "openenv": {"fastmcp", "huggingface-hub"},
     "otel": {"opentelemetry-exporter-otlp-proto-http"},
     "skyrl": {"jaxtyping", "loguru", "pybase64", "skyrl-gym", "torchdata"},
+    "trackers": {"mlflow", "trackio", "wandb"},
 }
 """Declared for a framework: it imports them without requiring them, or bounds them too widely.
-One is a part of a namespace."""
+One is a part of a namespace. Trackers are imported by the name that the user gives."""
 
 
 def test_what_is_declared_is_imported() -> None:

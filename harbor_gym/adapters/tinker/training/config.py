@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.config import DEFAULT_MAX_RETRIES, AgentEpisodeConfig, AnyEpisode, MaxRetries, OptionalPath, aliases
+from harbor_gym.config.tracking import Tracking
 from harbor_gym.stragglers import Stragglers
 from harbor_gym.tasks.receipts import Severity
 from harbor_gym.types import ActionFormat, ExecutorKind
@@ -291,7 +292,15 @@ class TrainConfig(BaseModel):
     """Episodes of each test task."""
 
     wandb_project: str | None = _field(OUTPUT)
-    """Log to this Weights & Biases project too."""
+    """As --track wandb --track-project."""
+
+    track: Tracking = _field(OUTPUT, Tracking())
+    """The experiment tracker that the run is sent to, if any."""
+
+    @property
+    def tracking(self) -> Tracking:
+        """The run's tracker."""
+        return self.track if self.wandb_project is None else Tracking(tracker="wandb", project=self.wandb_project)
 
     @property
     def stragglers(self) -> Stragglers:
@@ -325,6 +334,8 @@ class TrainConfig(BaseModel):
             raise ValueError("--backend local starts its own server; --base-url belongs to --backend tinker")
         if self.demonstrations is not None and (self.backend is not Backend.LOCAL or self.model_name is None):
             raise ValueError("--demonstrations fine-tunes a named model of --backend local: name one with --model-name")
+        if self.wandb_project is not None and self.track.tracker is not None:
+            raise ValueError("--wandb-project is --track wandb --track-project: give one of them")
         if self.backend is Backend.TINKER and self.model_name is None:
             raise ValueError("--backend tinker needs a --model-name")
         self._require_players_fit()

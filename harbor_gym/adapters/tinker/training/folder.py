@@ -23,6 +23,8 @@ _TASKS_NAME = "tasks.json"
 _NOT_OF_THE_RUN = ("log_path", "log_dir_exists", "server_timeout_sec", "stop_on_finding")
 """Fields that do not affect the training, and may differ when a run is resumed."""
 
+_MAY_CHANGE = (*_NOT_OF_THE_RUN, "track", "wandb_project")
+
 
 @dataclass(frozen=True)
 class ChangedSetting:
@@ -129,7 +131,7 @@ def changed_settings(
     """Return the settings that differ between two results of :func:`as_written`."""
     found: list[ChangedSetting] = []
     for name in dict.fromkeys((*before, *now)):
-        if not path and name in _NOT_OF_THE_RUN:
+        if not path and name in _MAY_CHANGE:
             continue
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):

@@ -6,8 +6,9 @@ import logging
 import math
 import random
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor
+from typing import Any
 
 from tinker_cookbook.rl import train as loop
 
@@ -29,7 +30,13 @@ from harbor_gym.pool import close_shared_pools
 _FAULT_POLL_SEC = 1.0
 
 
-async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], None], bar: ShowBar) -> None:
+async def run_loop(
+    run: TrainRun,
+    service: ModelService,
+    show: Callable[[str], None],
+    bar: ShowBar,
+    on_batch: Callable[[Mapping[str, Any], int], None] | None = None,
+) -> None:
     """Train to the last batch; if the run is evaluated, evaluate the result and export the best checkpoint.
 
     Args:
@@ -37,6 +44,7 @@ async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], N
         service: The service that samples and trains.
         show: Takes each line about the run's progress.
         bar: Takes the number of finished batches.
+        on_batch: Takes the record of each new batch, and its number.
 
     Raises:
         HarborGymError: The infrastructure failed in a way that retries did not cure, or a task can't be used.
@@ -53,7 +61,7 @@ async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], N
     config = _loop_config(run, service, strategy, start_path, evaluator)
     _quiet_after_setup()
     total = run.config.num_batches or run.count_batches()
-    async with report.live_progress(run.log_path, total=total, show=show, title=run.title, bar=bar):
+    async with report.live_progress(run.log_path, total=total, show=show, title=run.title, bar=bar, on_batch=on_batch):
         try:
             async with cancelled_with(_watch_for_fault(strategy)):
                 weight = run.config.observation_loss_weight
@@ -162,7 +170,6 @@ def _loop_config(
         save_every=math.gcd(config.save_every, config.eval_every) if evaluator is not None else config.save_every,
         eval_every=config.eval_every,
         evaluator_builders=[] if evaluator is None else [lambda: evaluator],
-        wandb_project=config.wandb_project,
         rollout_error_tolerance=strategy,
         remove_constant_reward_groups=config.remove_constant_groups,
         async_config=None
