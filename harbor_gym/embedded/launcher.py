@@ -6,7 +6,7 @@ It takes every option of ``skyrl.tinker.api`` and a few of its own (``--help`` l
 is the engine in the folder beside this file; ``jax`` is SkyRL's. This file imports nothing of harbor_gym, so an
 interpreter that only has SkyRL can run it by its path.
 
-SkyRL's server is changed in seven places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
+SkyRL's server is changed in eight places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
 
 1. The engine process is this file run by this interpreter, not ``uv run`` with extras.
 2. A promise of samples carries one id per sample, which the Tinker SDK asserts since 0.28.
@@ -16,6 +16,7 @@ SkyRL's server is changed in seven places by private names of one SkyRL version;
    first out, which would shift the others by one token in a KL penalty.
 6. The server process imports torch when it first uses it, which it does for images alone: that takes seconds.
 7. The engine knows one more backend, ``transformers``.
+8. A sampling session may name the base model beside its weights, as the cookbook does for a KL penalty's reference.
 """
 
 import argparse
@@ -57,6 +58,9 @@ SERVER_NAMES = (
     "skyrl.tinker.api:app",
     "skyrl.tinker.api:asample",
     "skyrl.tinker.api:create_future",
+    "skyrl.tinker.api:create_sampling_session",
+    "skyrl.tinker.api:CreateSamplingSessionRequest.model_fields",
+    "skyrl.tinker.api:CreateSamplingSessionResponse",
     "skyrl.tinker.api:get_model",
     "skyrl.tinker.api:get_session",
     "skyrl.tinker.api:load_weights",
@@ -79,8 +83,8 @@ SERVER_NAMES = (
 )
 """The same in the server process, which imports no JAX: that alone takes seconds."""
 
-PATCHED_ROUTES = ("/api/v1/asample", "/api/v1/load_weights")
-"""Routes of the server that are replaced (changes 2 and 3)."""
+PATCHED_ROUTES = ("/api/v1/asample", "/api/v1/load_weights", "/api/v1/create_sampling_session")
+"""Routes of the server that are replaced (changes 2, 3 and 8)."""
 
 CHECKPOINT_ROUTES = (
     "/api/v1/training_runs/{unique_id}/checkpoints/{checkpoint_id}/archive",
@@ -272,6 +276,22 @@ def _patch_load_weights(api: Any) -> None:
     _replace_route(api.app, "/api/v1/load_weights", load_weights, response_model=api.FutureResponse)
 
 
+def _patch_sampling_session(api: Any) -> None:
+    import fastapi
+
+    original = api.create_sampling_session
+
+    async def create_sampling_session(request: Any, session: Any) -> Any:
+        if request.model_path is not None:
+            request = request.model_copy(update={"base_model": None})  # one is served
+        return await original(request, session)
+
+    create_sampling_session.__annotations__ = {"request": api.CreateSamplingSessionRequest}
+    create_sampling_session.__defaults__ = (fastapi.Depends(api.get_session),)
+    path, answer = "/api/v1/create_sampling_session", api.CreateSamplingSessionResponse
+    _replace_route(api.app, path, create_sampling_session, response_model=answer)
+
+
 def _patch_checkpoint_ids(api: Any) -> None:
     import fastapi
 
@@ -291,7 +311,7 @@ def _with(signature: inspect.Signature, parameter: inspect.Parameter) -> list[in
 
 
 def patch_server(own: argparse.Namespace) -> Any:
-    """Apply changes 1 to 4 to SkyRL's server module and return it.
+    """Apply changes 1 to 4 and 8 to SkyRL's server module and return it.
 
     Args:
         own: The launcher's own options, which the engine process inherits.
@@ -301,6 +321,7 @@ def patch_server(own: argparse.Namespace) -> Any:
     _patch_sample_promise(api)
     _patch_load_weights(api)
     _patch_checkpoint_ids(api)
+    _patch_sampling_session(api)
     return api
 
 
