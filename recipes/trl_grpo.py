@@ -19,13 +19,16 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.errors import UsageError
 from harbor_gym.trl import HarborSpec
-from harbor_gym.types import DEFAULT_SANDBOX
+from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 
 def main(
     tasks: Annotated[Path | None, typer.Option(help="A Harbor task, or a directory of tasks.")] = None,
     env: Annotated[str, typer.Option(help="Sandbox: local, docker, daytona, …")] = DEFAULT_SANDBOX,
     agent: Annotated[str, typer.Option(help="bash, terminal, terminal_notes, jupyter, or module.path:Class.")] = "bash",
+    action_format: Annotated[
+        ActionFormat, typer.Option(help="How messages are written, with terminal.")
+    ] = ActionFormat.TERMINUS_JSON,
     model_name: Annotated[str, typer.Option(help="Model on the Hub, or a directory.")] = "Qwen/Qwen3-4B",
     output_dir: Annotated[Path, typer.Option(help="Checkpoints and logs.")] = Path("runs/trl"),
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps. [default: 100; 15 with --tiny]")] = None,
@@ -57,7 +60,10 @@ def main(
             return
         if tasks is None:
             raise UsageError("--tasks is missing: a Harbor task, or a directory of tasks")
-        with HarborSpec(tasks, agent=agent, sandbox=env, pool_size=pool_size, max_turns=max_turns) as spec:
+        format_of_terminal = {"action_format": action_format} if agent == "terminal" else {}
+        with HarborSpec(
+            tasks, agent=agent, sandbox=env, pool_size=pool_size, max_turns=max_turns, **format_of_terminal
+        ) as spec:
             args = GRPOConfig(
                 output_dir=str(output_dir),
                 max_steps=steps or 100,
