@@ -53,6 +53,9 @@ def audit(
     sandbox_option: options.SandboxOptions = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of the solution and of an agent that does nothing.")] = 2,
     forge: options.Forge = True,
+    vary: Annotated[
+        bool, typer.Option(help="Play sound tasks on one processor, in another time zone and without a network, too.")
+    ] = True,
     reward_key: options.RewardKey = None,
     reward_function: options.RewardFunctionName = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Tasks audited at the same time.")] = 2,
@@ -105,6 +108,7 @@ def audit(
             out,
             check if play else None,
             sandbox=sandbox if play else None,
+            vary=vary,
             jobs=jobs,
             task_timeout_sec=task_timeout,
             fresh=fresh,

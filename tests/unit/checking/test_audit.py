@@ -277,6 +277,6 @@ async def test_probes_find_what_reading_does_not(tmp_path: Path, files: Files, k
     check = CheckPlan(
         environment_config("local"), tmp_path / "trials", repeat=1, try_exploits=False, verify_paths="off"
     )
-    plan = AuditPlan(tmp_path / "audit", check, sandbox="local")
+    plan = AuditPlan(tmp_path / "audit", check, sandbox="local", vary=False)
     result = await audit_tasks([sourced(write_seed(tmp_path / "task", files))], plan)
     assert (result.receipts[0].verdict, kinds(result.receipts)["task"]) == ("ok", set() if kind is None else {kind})
