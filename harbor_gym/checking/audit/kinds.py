@@ -85,6 +85,9 @@ KINDS = {
         "it can't be solved or graded without a network, and does not declare that it needs one",
         'set [environment] network_mode = "public", or put into the image what is downloaded',
     ),
+    "hygiene/build-differs": _warning(
+        "two builds of its image have other files", "name versions, sort what is generated, seed what is random"
+    ),
     "hygiene/author-path": _warning("a path of an author's machine", "use a path that the image has"),
     "hygiene/secret": _error("a secret", "revoke it, and take it from the environment instead"),
     "task/malformed": _error("Harbor can't read the task", "repair the file that the message names"),

@@ -19,6 +19,7 @@ from harbor_gym.checking.audit.hygiene import find_hygiene
 from harbor_gym.checking.audit.kinds import at, finding
 from harbor_gym.checking.audit.leaks import find_leaks
 from harbor_gym.checking.audit.probes import find_by_probes, find_slow
+from harbor_gym.checking.audit.rebuild import find_by_rebuild
 from harbor_gym.checking.audit.sets import Likeness, compare, likeness
 from harbor_gym.checking.audit.vacuous import find_vacuous
 from harbor_gym.checking.audit.vary import conditions_of, find_by_conditions
@@ -49,6 +50,9 @@ class AuditPlan:
 
     vary: bool = True
     """Whether a sound task is played under other conditions, too."""
+
+    rebuild: bool = False
+    """Whether the image of a task that was played is built once more and compared; for ``local`` sandboxes."""
 
     jobs: int = 2
     """Tasks audited at the same time."""
@@ -159,6 +163,7 @@ def _settings(plan: AuditPlan) -> dict[str, Any]:
         "repeat": check.repeat,
         "forge": check.try_exploits,
         "vary": list(conditions_of(check.environment)) if plan.vary else [],
+        "rebuild": plan.rebuild,
         "reward_key": check.reward_key,
         "reward_function": function if function is None or isinstance(function, str) else repr(function),
         "verify_paths": check.verify_paths
@@ -256,6 +261,8 @@ async def _check(task: SourcedTask, audit: AuditPlan, plan: CheckPlan) -> tuple[
             if audit.vary:
                 async for one in find_by_conditions(task.path, checked, plan):
                     found.append(one)
+            if audit.rebuild and checked.phases is not None:
+                found += await find_by_rebuild(task.path, plan)
     except TimeoutError as exc:
         is_over = limit.expired()
         kind = "verdict/too-long" if is_over else "verdict/sandbox-failed"
