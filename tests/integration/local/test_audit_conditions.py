@@ -9,7 +9,7 @@ from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.tasks import SourcedTask
 from tests.helpers.sandboxes.local import make_sandbox, output, running
-from tests.helpers.seeded_tasks import GRADE, Files, write_seed
+from tests.helpers.seeded_tasks import GRADE, WORK, Files, write_seed
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 _GRADED = GRADE.removeprefix("#!/bin/bash\n")
@@ -47,8 +47,20 @@ async def test_a_sandbox_has_the_host_name_that_it_is_given(tmp_path: Path) -> N
              "task.toml": '[environment]\nnetwork_mode = "public"\n'},
             set[str](),
         ),
+        (
+            {"tests/test.sh": graded_if("[ $(nproc) -gt 1 ]"), "task.toml": "[environment]\ncpus = 2\n"},
+            set[str](),
+        ),
+        (
+            {"tests/test.sh": graded_if("[ $(date +%z) = +0000 ]"),
+             "environment/Dockerfile": f"{WORK['environment/Dockerfile']}ENV TZ=UTC\n"},
+            set[str](),
+        ),
     ],
-    ids=["right", "one-processor", "time-zone", "host-name", "no-network", "together", "nop", "declared"],
+    ids=[
+        *("right", "one-processor", "time-zone", "host-name", "no-network", "together", "nop"),
+        *("declared", "cpus", "zone"),
+    ],
 )  # fmt: skip
 @pytest.mark.usefixtures("two_processors")
 async def test_the_condition_that_changes_the_reward_is_named(tmp_path: Path, files: Files, found: set[str]) -> None:
