@@ -19,7 +19,7 @@ from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.play import Played, Work, last_lines, play
 from harbor_gym.checking.reward_hacking import run_exploit
 from harbor_gym.checking.trials import run_plain_oracle
-from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
+from harbor_gym.checking.verdict import SOLVED, SOUND, UNSOLVED, PristineCheck, TaskCheck, Verdict
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.errors import HarborGymError, SandboxError, TaskUnsupportedError, TerminalError, VerifierError
@@ -124,7 +124,7 @@ class _Check:
             forged = await run_exploit(hostile, self._keys, (UNSOLVED, *self._found.nop), together=self._play)
             self._note(forged=forged.reward, tricks=forged.tricks, voided=forged.voided)
         may_view = self._supports_view or isinstance(self._plan.verify_paths, tuple)  # which a sandbox may refuse
-        if may_view and self._found.verdict in (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE):
+        if may_view and self._found.verdict in SOUND:
             await self._check_view(task)
 
     async def _check_view(self, task: Task) -> None:

@@ -184,7 +184,7 @@ class TaskCheck:
         For a task graded in a pristine view, the view's verdict counts: reward hacking under Harbor's grading does not.
         """
         harbors = self.harbors_verdict
-        if self.pristine is None or not self.pristine.is_asked or harbors not in _SOUND:
+        if self.pristine is None or not self.pristine.is_asked or harbors not in SOUND:
             return harbors
         if self.pristine.verdict is not Verdict.OK:
             return self.pristine.verdict
@@ -284,8 +284,8 @@ class TaskCheck:
         )
 
 
-_SOUND = (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE)
-"""Verdicts on Harbor's grading with which the pristine view's verdict counts."""
+SOUND = (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE)
+"""Verdicts of a task that grades alike each time, pays the solution, and does not pay for nothing."""
 
 _NO_SOLUTION = "the task has no solution/, so nothing shows that it can be solved"
 

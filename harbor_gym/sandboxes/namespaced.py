@@ -49,6 +49,7 @@ from harbor_gym.sandboxes.supervisor.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.supervisor.options import NamespacedOptions
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import SERVICE, VERIFIER
 from harbor_gym.sandboxes.supervisor.program.messages import (
+    HOST_NAME,
     OPEN_FILES_OF_CALLER,
     CgroupLimits,
     CommandSpec,
@@ -198,6 +199,10 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
         if self._options.processor_set:
             self._processors = processors.take(config.limits.cpus)
             config = config._replace(limits=config.limits._replace(processors=self._processors))
+        if (name := self._options.host_name) != HOST_NAME:
+            hosts = f"127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+            own = {"hosts": hosts, "hostname": f"{name}\n"}
+            config = config._replace(host_name=name, etc={**config.etc, **own})
         await self._sandbox.start(config, copied=copied)
 
     def _supervisor_config(self, directories: dict[str, int | None], *, filters: tuple[str, ...]) -> SupervisorConfig:

@@ -17,7 +17,19 @@ from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_na
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
-from tests.benchmarks import concurrency, episode, executors, fork, memory, reset, singularity, size, tokens, vector
+from tests.benchmarks import (
+    audit,
+    concurrency,
+    episode,
+    executors,
+    fork,
+    memory,
+    reset,
+    singularity,
+    size,
+    tokens,
+    vector,
+)
 from tests.benchmarks.everything import bench_everything
 from tests.benchmarks.gateway import measure as gateway
 from tests.benchmarks.report import BenchReport, format_fields
@@ -260,6 +272,20 @@ def run_size(
         chosen, files = kinds or list(size.KINDS), sizes or [200, 2_000, 20_000]
         report = asyncio.run(size.bench_size(env, kinds=chosen, sizes=files, on_progress=partial(echo, err=True)))
     print_report(report, size.format_size, as_json)
+
+
+@benchmarks.command("audit")
+def run_audit(
+    env: BenchEnv = "local",
+    tasks: Annotated[int, typer.Option(min=20, help="Small tasks; a tenth of them is audited first.")] = 5_000,
+    play: Annotated[bool, typer.Option(help="Also play each task.")] = True,
+    jobs: Annotated[int, typer.Option(min=1, help="Tasks audited at the same time.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Audit many small tasks, and tell how time, memory and disk grow with them."""
+    with measuring(*([env] if play else [])):
+        report = audit.bench_audit(env, tasks=tasks, plays=play, jobs=jobs, on_progress=partial(echo, err=True))
+    print_report(report, audit.format_audit, as_json)
 
 
 @benchmarks.command("singularity")

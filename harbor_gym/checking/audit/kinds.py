@@ -70,8 +70,24 @@ KINDS = {
     "leak/tests": _error("the policy is given the tests", "keep them in tests/, which is copied in to grade"),
     "leak/expected": _error("the policy is given the expected result", "keep it in tests/, or grade by a digest"),
     "flaky/differs": _error("the same agent scores differently in another run", "remove what the verdict depends on"),
+    "flaky/one-processor": _warning(
+        "the same agent scores differently on one processor", "wait for what is to happen, not for a time"
+    ),
+    "flaky/time-zone": _warning(
+        "the same agent scores differently in another time zone", "compare times in UTC, or set TZ in the image"
+    ),
+    "flaky/host-name": _warning(
+        "the same agent scores differently under another host name", "ask for the name (`hostname`), or use localhost"
+    ),
     "flaky/slow": _warning("the solution takes more than half of a time limit", "raise the limit"),
     "hygiene/unpinned": _warning("a download without a version", "name a version, a commit or a checksum"),
+    "hygiene/needs-network": _warning(
+        "it can't be solved or graded without a network, and does not declare that it needs one",
+        'set [environment] network_mode = "public", or put into the image what is downloaded',
+    ),
+    "hygiene/build-differs": _warning(
+        "two builds of its image have other files", "name versions, sort what is generated, seed what is random"
+    ),
     "hygiene/author-path": _warning("a path of an author's machine", "use a path that the image has"),
     "hygiene/secret": _error("a secret", "revoke it, and take it from the environment instead"),
     "task/malformed": _error("Harbor can't read the task", "repair the file that the message names"),

@@ -13,14 +13,13 @@ from harbor_gym.checking.audit.contents import TaskContents
 from harbor_gym.checking.audit.kinds import finding
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.play import Played, Work, play
-from harbor_gym.checking.verdict import UNSOLVED, TaskCheck, Verdict
+from harbor_gym.checking.verdict import SOUND, UNSOLVED, TaskCheck, Verdict
 from harbor_gym.errors import HarborGymError, SandboxLostError
 from harbor_gym.tasks.receipts import Evidence, Finding
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
 
-_SOUND = (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE)
 _TIMEOUT_SEC = 60
 _END = "harbor-gym-probe-ended"
 _MOST_PATHS = 100
@@ -56,7 +55,7 @@ async def find_by_probes(task_dir: Path, check: TaskCheck, plan: CheckPlan) -> A
         check: The result of its check.
         plan: How it was checked.
     """
-    if check.verdict not in _SOUND:
+    if check.verdict not in SOUND:
         return
     untrying = await asyncio.to_thread(untrying_script, TaskContents(task_dir))
     played = await _reward(task_dir, _agent(untrying), plan)

@@ -19,8 +19,10 @@ from harbor_gym.checking.audit.hygiene import find_hygiene
 from harbor_gym.checking.audit.kinds import at, finding
 from harbor_gym.checking.audit.leaks import find_leaks
 from harbor_gym.checking.audit.probes import find_by_probes, find_slow
+from harbor_gym.checking.audit.rebuild import find_by_rebuild
 from harbor_gym.checking.audit.sets import Likeness, compare, likeness
 from harbor_gym.checking.audit.vacuous import find_vacuous
+from harbor_gym.checking.audit.vary import conditions_of, find_by_conditions
 from harbor_gym.checking.audit.verdicts import find_in_check
 from harbor_gym.checking.checks import check_task
 from harbor_gym.checking.plan import CheckPlan
@@ -29,7 +31,7 @@ from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.tasks import SourcedTask
 from harbor_gym.tasks.receipts import Finding, Receipt, read_receipts
 
-DETECTORS = 1
+DETECTORS = 2
 """Raised when a detector changes, so that tasks are judged again."""
 
 
@@ -45,6 +47,12 @@ class AuditPlan:
 
     sandbox: str | None = None
     """The sandbox's name, for the receipts."""
+
+    vary: bool = True
+    """Whether a sound task is played under other conditions, too."""
+
+    rebuild: bool = False
+    """Whether the image of a task that was played is built once more and compared; for ``local`` sandboxes."""
 
     jobs: int = 2
     """Tasks audited at the same time."""
@@ -133,7 +141,7 @@ def _known(plan: AuditPlan) -> dict[tuple[str, str], Receipt]:
         if Path(plan.folder, "receipts").is_dir():
             raise
         return {}
-    wanted = (_versions(), plan.sandbox, _settings(plan.check))
+    wanted = (_versions(), plan.sandbox, _settings(plan))
     return {
         (receipt.task, receipt.digest): receipt
         for receipts in found.values()
@@ -147,13 +155,15 @@ def _versions() -> dict[str, str]:
     return {"harbor_gym": __version__, "harbor": importlib.metadata.version("harbor"), "detectors": str(DETECTORS)}
 
 
-def _settings(check: CheckPlan | None) -> dict[str, Any]:
-    if check is None:
+def _settings(plan: AuditPlan) -> dict[str, Any]:
+    if (check := plan.check) is None:
         return {}
     function = check.reward_function
     return {
         "repeat": check.repeat,
         "forge": check.try_exploits,
+        "vary": list(conditions_of(check.environment)) if plan.vary else [],
+        "rebuild": plan.rebuild,
         "reward_key": check.reward_key,
         "reward_function": function if function is None or isinstance(function, str) else repr(function),
         "verify_paths": check.verify_paths
@@ -170,7 +180,7 @@ async def _judge(task: SourcedTask, plan: AuditPlan) -> tuple[Receipt, Likeness]
     verdict: str | None = None
     is_unusable = any(one.kind in ("task/malformed", "task/no-verifier") for one in static)
     if plan.check is not None and not is_unusable:
-        checked, found = await _check(task, plan.check, plan.task_timeout_sec)
+        checked, found = await _check(task, plan, plan.check)
         static += found
         if checked is not None:
             verdict = checked.verdict.value
@@ -183,7 +193,7 @@ async def _judge(task: SourcedTask, plan: AuditPlan) -> tuple[Receipt, Likeness]
         digest=task.digest,
         versions=_versions(),
         sandbox=plan.sandbox,
-        settings=_settings(plan.check),
+        settings=_settings(plan),
         judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict,
         findings=_sorted(static),
@@ -236,11 +246,9 @@ async def _load(task_dir: Path) -> list[Finding]:
     return []
 
 
-async def _check(
-    task: SourcedTask, plan: CheckPlan, timeout_sec: float | None
-) -> tuple[TaskCheck | None, list[Finding]]:
+async def _check(task: SourcedTask, audit: AuditPlan, plan: CheckPlan) -> tuple[TaskCheck | None, list[Finding]]:
     """Play all trials. A task that does not let them end has no check, and a finding that says so."""
-    limit = asyncio.timeout(timeout_sec)
+    limit = asyncio.timeout(audit.task_timeout_sec)
     checked: TaskCheck | None = None
     found: list[Finding] = []
     try:
@@ -250,10 +258,15 @@ async def _check(
             found += [one async for one in find_slow(task.path, checked)]
             async for one in find_by_probes(task.path, checked, plan):
                 found.append(one)
+            if audit.vary:
+                async for one in find_by_conditions(task.path, checked, plan):
+                    found.append(one)
+            if audit.rebuild and checked.phases is not None:
+                found += await find_by_rebuild(task.path, plan)
     except TimeoutError as exc:
         is_over = limit.expired()
         kind = "verdict/too-long" if is_over else "verdict/sandbox-failed"
-        message = f"its trials have not ended after {timeout_sec:g} s" if is_over else f"TimeoutError: {exc}"
+        message = f"its trials have not ended after {audit.task_timeout_sec:g} s" if is_over else f"TimeoutError: {exc}"
         found.append(finding(kind, message))
     except UsageError:
         raise  # the audit's own: a setting of all tasks is wrong

@@ -74,13 +74,13 @@ def compare(tasks: Mapping[str, Likeness]) -> dict[str, list[Finding]]:
     found: dict[str, list[Finding]] = defaultdict(list)
     for others, name in _groups(tasks, lambda one: one.name.lower()):
         for task in others:
-            rest = _list(other for other in others if other != task)
+            rest = _others(others, task)
             found[task].append(finding("set/name-collision", f"{rest} has the name {name}, too", [at("task.toml")]))
     twins: set[str] = set()
     for others, _ in _groups(tasks, lambda one: f"{one.instruction} {one.tests}"):
         twins.update(others[1:])
         for task in others:
-            rest = _list(other for other in others if other != task)
+            rest = _others(others, task)
             message = f"{rest} has the same instruction and the same tests"
             found[task].append(finding("set/duplicate", message, [at("instruction.md")]))
     for one, other, share in _near({task: like for task, like in tasks.items() if task not in twins}):
@@ -153,6 +153,8 @@ def _sketch(words: Sequence[str]) -> frozenset[int]:
     return frozenset(sorted(zlib.crc32(shingle.encode()) for shingle in shingles)[:_SKETCH])
 
 
-def _list(names: Iterable[str]) -> str:
-    known = list(names)
-    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+def _others(names: Sequence[str], task: str) -> str:
+    """Return the first three names but the task's own, and how many more there are."""
+    first = [name for name in names[:4] if name != task][:3]
+    more = len(names) - 1 - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")

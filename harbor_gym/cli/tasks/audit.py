@@ -53,6 +53,12 @@ def audit(
     sandbox_option: options.SandboxOptions = None,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of the solution and of an agent that does nothing.")] = 2,
     forge: options.Forge = True,
+    vary: Annotated[
+        bool, typer.Option(help="Play sound tasks on one processor, in another time zone and without a network, too.")
+    ] = True,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build each image once more and compare the files (local).")
+    ] = False,
     reward_key: options.RewardKey = None,
     reward_function: options.RewardFunctionName = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Tasks audited at the same time.")] = 2,
@@ -82,6 +88,8 @@ def audit(
     with one_line_errors(), quiet_harbor():
         if not sources and not run:
             raise UsageError("nothing to audit: give folders, git+URL@COMMIT#path, or org/name@ref")
+        if rebuild and (env != DEFAULT_SANDBOX or not play):
+            raise UsageError(f"--rebuild compares the images of --env {DEFAULT_SANDBOX}, and not with --no-play")
         for folder in run or ():
             transcripts_of(folder)  # a wrong folder is named before hours of trials
         chosen = sources or [path for folder in run or () for path in tasks_of(folder)]
@@ -105,6 +113,8 @@ def audit(
             out,
             check if play else None,
             sandbox=sandbox if play else None,
+            vary=vary,
+            rebuild=rebuild,
             jobs=jobs,
             task_timeout_sec=task_timeout,
             fresh=fresh,

@@ -13,6 +13,7 @@ from harbor_gym._runtime import rootless
 from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym.sandboxes.options import SandboxOptions
 from harbor_gym.sandboxes.supervisor.network import missing_packages
+from harbor_gym.sandboxes.supervisor.program.messages import HOST_NAME
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ class NamespacedOptions(SandboxOptions):
     processor_set: bool = True
     """Let its programs run on, and count, as many of this machine's processors as the task has ``cpus``, rounded up.
     Without it ``nproc`` counts all, as under ``docker run --cpus``; the share of processor time is the same."""
+
+    host_name: str = Field(default=HOST_NAME, pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$")
+    """Its host name, which its /etc/hosts has, too."""
 
     network: Literal["task", "none", "machine"] = "task"
     """``"task"``: the task's own network; ``"none"``: only loopback; ``"machine"``: a public network is this machine's

@@ -125,12 +125,6 @@ _COUNTS = (
 _ALLOWED = "grep Cpus_allowed_list /proc/1/status /proc/self/status | cut -f 2 | sort -u"
 
 
-@pytest.fixture
-def two_processors() -> None:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs a machine with two processors")
-
-
 @pytest.mark.usefixtures("two_processors")
 async def test_programs_count_the_processors_of_the_task(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path, config={"cpus": 1})) as sandbox:

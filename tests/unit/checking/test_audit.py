@@ -18,6 +18,7 @@ import pytest
 from harbor_gym.checking.audit.kinds import KINDS
 from harbor_gym.checking.audit.report import as_csv, summary
 from harbor_gym.checking.audit.run import Audit, AuditPlan, audit_tasks
+from harbor_gym.checking.audit.sets import Likeness, compare
 from harbor_gym.checking.audit.verdicts import find_in_check
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import TaskCheck, Verdict
@@ -123,6 +124,13 @@ async def test_the_tasks_of_a_set_are_compared(tmp_path: Path) -> None:
         (tmp_path / "tasks" / name).rmdir()
     again, judged = await audit(tmp_path)
     assert (judged, kinds(again.receipts)["a"]) == ([], set())
+
+
+def test_a_task_of_many_duplicates_names_three_others() -> None:
+    likes = {name: Likeness(name, "same", "same", frozenset({1}), frozenset({1})) for name in "abcdef"}
+    found = compare(likes)
+    assert found["b"][0].message == "a, c, d and 2 more has the same instruction and the same tests"
+    assert found["f"][0].message == "a, b, c and 2 more has the same instruction and the same tests"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("hangs", "verdict/too-long"), ("dies", "verdict/sandbox-failed")])
@@ -277,6 +285,6 @@ async def test_probes_find_what_reading_does_not(tmp_path: Path, files: Files, k
     check = CheckPlan(
         environment_config("local"), tmp_path / "trials", repeat=1, try_exploits=False, verify_paths="off"
     )
-    plan = AuditPlan(tmp_path / "audit", check, sandbox="local")
+    plan = AuditPlan(tmp_path / "audit", check, sandbox="local", vary=False)
     result = await audit_tasks([sourced(write_seed(tmp_path / "task", files))], plan)
     assert (result.receipts[0].verdict, kinds(result.receipts)["task"]) == ("ok", set() if kind is None else {kind})

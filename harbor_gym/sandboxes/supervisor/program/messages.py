@@ -64,6 +64,10 @@ class Criu(NamedTuple):
     """It is killed after so long: less than its caller waits."""
 
 
+HOST_NAME = "sandbox"
+"""The host name in every image's /etc."""
+
+
 class SupervisorConfig(NamedTuple):
     """The configuration of one sandbox for its supervisor."""
 
@@ -129,6 +133,8 @@ class SupervisorConfig(NamedTuple):
 
     shares_network: bool = False
     """Whether it has the machine's network instead of one of its own."""
+
+    host_name: str = HOST_NAME
 
 
 def own_namespaces(config: SupervisorConfig) -> int:

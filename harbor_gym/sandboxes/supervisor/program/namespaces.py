@@ -81,7 +81,6 @@ _NET_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 21474
 """Lets root inside bind port 80, although it has no rights in its network namespace."""
 _OWN = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWPID | os.CLONE_NEWCGROUP
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_HOST_NAME = "sandbox"
 _REPORT_BYTES = 2000
 _LONG = struct.Struct("l")
 _UP = b"up"
@@ -333,7 +332,7 @@ class NamespaceBuild:
         for name, value in self._ids.limits().items():
             steps.write_file(f"/proc/sys/user/{name}", str(value))
         steps.call("unshare", _OWN, what="make namespaces")
-        steps.call("sethostname", _HOST_NAME, len(_HOST_NAME))
+        steps.call("sethostname", self._config.host_name, len(self._config.host_name))
         steps.fork(self._to_supervisor)
 
     def _become_init(self, steps: Steps) -> None:
