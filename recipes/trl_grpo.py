@@ -10,7 +10,7 @@ some minutes on a CPU, on a task that requires one of four letters.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from trl.trainer.grpo_config import GRPOConfig
@@ -60,7 +60,7 @@ def main(
             return
         if tasks is None:
             raise UsageError("--tasks is missing: a Harbor task, or a directory of tasks")
-        format_of_terminal = {"action_format": action_format} if agent == "terminal" else {}
+        format_of_terminal: dict[str, Any] = {"action_format": action_format} if agent == "terminal" else {}
         with HarborSpec(
             tasks, agent=agent, sandbox=env, pool_size=pool_size, max_turns=max_turns, **format_of_terminal
         ) as spec:
