@@ -1,5 +1,6 @@
 """verl's agent loop worker."""
 
+import importlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ async def _by_verl(episode: Episode, loop: str, **own: Any) -> Played:
     """verl's own worker, with its padding taken off again."""
     from tests.helpers.verl.workers import SamplerServers, make_batch, play, row_of, verl_config
 
+    refused: Any = importlib.import_module("hydra.errors").InstantiationException
     entry = {
         "name": "contract",
         "_target_": f"harbor_gym.adapters.verl.{loop}",
@@ -46,6 +48,8 @@ async def _by_verl(episode: Episode, loop: str, **own: Any) -> Played:
             if not exc.is_infrastructure:
                 raise
             return lost(exc)
+        except refused as exc:  # hydra's, around the loop's own
+            raise exc.__cause__ or exc from None
     (harbor,), (score,) = output.non_tensor_batch["harbor"], output.batch["rm_scores"].sum(dim=-1).tolist()
     sequence = None if harbor["untrained_segments"] else of_mask(*row_of(output))
     return Played(score, EndReason(harbor["end_reason"]), sequence=sequence)
