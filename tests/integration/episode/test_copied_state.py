@@ -71,6 +71,32 @@ async def test_a_copy_of_a_copy_of_a_copy(task_dir: Path) -> None:
     assert seen == [f"1 {none}", f"1 {none}", "2 2 1 1", "3 3 1 1", "3 3 1 1"]
 
 
+# --- what siblings draw -----------------------------------------------------------------------------------------------
+
+DRAWN = {
+    "the shell's numbers": ((), "echo $RANDOM $RANDOM", True),
+    "a shell that begins later": ((), "bash -c 'echo $RANDOM $RANDOM'", False),
+    "a program's numbers, seeded by the kernel": (
+        ("python3 -iq\n", "import os, random, time, uuid\n"),
+        "random.random(), random.randrange(10**9)",
+        True,
+    ),
+    "the same, seeded anew": (("python3 -iq\n", "import random\n"), "random.seed(), random.random()", False),
+    "the kernel's numbers": (("python3 -iq\n", "import os, uuid\n"), "os.urandom(8), uuid.uuid4()", False),
+    "names of temporary files": ((), "mktemp -u", False),
+    "ids of processes": (("python3 -iq\n", "import os\n"), "os.getpid(), os.getppid()", True),
+}
+"""What ran in the parent, what draws, and whether two siblings draw the same."""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+async def test_siblings_draw_the_same_where_the_state_is_a_programs_own(task_dir: Path, name: str) -> None:
+    lines, draw, is_same = DRAWN[name]
+    async with copied(config_of(task_dir), *(lines or ("true\n",))) as (parent, copy):
+        seen = [(await typed(env, f"{draw}\n", PATIENT_SEC)).splitlines()[-2] for env in (parent, copy)]
+    assert (seen[0] == seen[1]) is is_same, seen
+
+
 # --- processes --------------------------------------------------------------------------------------------------------
 
 _LIBC = "import ctypes, os, select, signal, socket, threading, time; l = ctypes.CDLL(None)\n"
