@@ -344,11 +344,10 @@ class TokenTerminalEnv:
         ended = prompt.tokens[: last.prompt_tokens + last.sampled_tokens]
         if last.compaction is not None:  # no answer was sampled since
             ended = last.compaction.tokens
-        info: EpisodeInfo = {**last.info, "compacted": _how("window", prompt, shorter)}
+        following = _Following(self._shown, shorter, how=_how("window", prompt, shorter))
+        info: EpisodeInfo = {**last.info, "compacted": following.how}
         turns[-1] = replace(last, info=info, compaction=Compaction("window", ended, shorter.exchanges))
-        self._prompt, self._shown_at = shorter, time.monotonic()
-        self._compactions += 1
-        self.transcript.tokens = shorter.tokens
+        self._go_on_with(following)
         return self._after_summary(TokenStep(list(shorter.tokens), last.reward, False, info))
 
     async def _act(

@@ -95,7 +95,7 @@ def monitored(show: Callable[[str], None], stop_on: Severity | None = None) -> G
         is_constant = leaves_out and monitor.stop is None and all_same(group.get_total_rewards())
         return None if is_constant else group
 
-    class Counter(RolloutErrorCounter):
+    class Counting(RolloutErrorCounter):
         def get_metrics(self, prefix: str = "rollout_errors") -> dict[str, float]:
             return super().get_metrics(prefix) | monitor.metrics()
 
@@ -111,7 +111,7 @@ def monitored(show: Callable[[str], None], stop_on: Severity | None = None) -> G
     with replaced_names(
         train,
         do_group_rollout_and_filter_constant_reward=play_and_look,
-        RolloutErrorCounter=Counter,
+        RolloutErrorCounter=Counting,
         do_train_step_and_get_sampling_client=stopping(loop.do_train_step_and_get_sampling_client, 1),
         do_train_step_streaming_and_get_sampling_client=stopping(
             loop.do_train_step_streaming_and_get_sampling_client, 2
