@@ -135,7 +135,7 @@ def preflight(config: EnvironmentConfig) -> None:
     require_temporary()
     if config.import_path in _NAMES:  # Harbor's own sandboxes keep nothing there
         require_cache()
-    label = _label(config)
+    label = sandbox_name(config)
     if (program := _PROGRAMS.get(label)) is not None and shutil.which(program) is None:
         raise MissingDependencyError(f"sandbox {label!r}: the program {program} is not installed")
     try:
@@ -157,7 +157,8 @@ def preflight(config: EnvironmentConfig) -> None:
     _passed.add(label)
 
 
-def _label(config: EnvironmentConfig) -> str:
+def sandbox_name(config: EnvironmentConfig) -> str:
+    """Return the name by which :func:`environment_config` returns a configuration of this kind."""
     if config.import_path in _NAMES:
         return _NAMES[config.import_path]
     if config.import_path is not None:

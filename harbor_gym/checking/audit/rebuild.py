@@ -47,12 +47,16 @@ async def find_by_rebuild(task_dir: Path, plan: CheckPlan) -> list[Finding]:
     Raises:
         MissingDependencyError, SandboxStartError: The second build failed, or there is no room for it.
     """
+    from harbor.environments.definition import should_use_prebuilt_docker_image
+
     from harbor_gym.episode.task import load_task
 
     environment_dir = task_dir / "environment"
     task, options = (await load_task(task_dir)).config.environment, plan.environment.kwargs
-    is_named = options.get("image") or options.get("rootfs")
-    is_named = is_named or (task.docker_image is not None and not options.get("build_dockerfile"))
+    is_prebuilt = should_use_prebuilt_docker_image(
+        environment_dir, docker_image=task.docker_image, force_build=bool(options.get("build_dockerfile"))
+    )
+    is_named = options.get("image") or options.get("rootfs") or is_prebuilt
     if is_named or not (environment_dir / "Dockerfile").is_file():
         return []
     source, timeout_sec = ImageSource(environment_dir), task.build_timeout_sec

@@ -16,7 +16,7 @@ from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.play import Work, play
 from harbor_gym.checking.verdict import SOLVED, SOUND, UNSOLVED, TaskCheck
 from harbor_gym.errors import HarborGymError, SandboxError, TaskUnsupportedError, TerminalError
-from harbor_gym.sandboxes.registry import APPTAINER, LOCAL, environment_config
+from harbor_gym.sandboxes.registry import APPTAINER, LOCAL, sandbox_name
 from harbor_gym.tasks.receipts import Evidence, Finding
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ def conditions_of(environment: EnvironmentConfig) -> tuple[str, ...]:
     Args:
         environment: The sandbox, as :func:`harbor_gym.sandboxes.environment_config` returns it.
     """
-    if environment.import_path in {environment_config(name).import_path for name in (LOCAL, APPTAINER)}:
+    if (name := sandbox_name(environment)) in (LOCAL, APPTAINER):
         return tuple(_CONDITIONS)
-    is_docker = environment.import_path == environment_config("docker").import_path
-    return ("one-processor", "time-zone") if is_docker else ("time-zone",)
+    return ("one-processor", "time-zone") if name == "docker" else ("time-zone",)
 
 
 async def find_by_conditions(task_dir: Path, check: TaskCheck, plan: CheckPlan) -> AsyncIterator[Finding]:
