@@ -34,6 +34,9 @@ TRANSCRIPT_FORMAT = 2
 RESULT_NAME = "eval.json"
 """The file in an evaluation's folder with its result, written at the end."""
 
+TASKS_NAME = "tasks.json"
+"""The file in a training run's folder with its tasks."""
+
 JOURNAL_NAME = "episodes.jsonl"
 """The file in an evaluation's folder with the episodes so far, one a line."""
 

@@ -8,6 +8,7 @@ from harbor_gym._runtime.json_files import object_or_empty
 from harbor_gym.report.evaluation import listed, task_files
 from harbor_gym.report.live import outcomes, phases
 from harbor_gym.report.metrics import REWARD_KEYS, TURNS_KEYS, model_of, run_config
+from harbor_gym.transcripts import TASKS_NAME
 
 BATCH_TITLES = ("batch", "reward", "turns", "episodes", "tokens sampled", "seconds", "of these", "ended")
 """Titles of the columns of :func:`batch_row`."""
@@ -32,7 +33,7 @@ def training_facts(run_dir: Path, records: Sequence[dict[str, Any]]) -> dict[str
 
 def training_provenance(run_dir: Path) -> dict[str, Any]:
     """Return title → fact of what a run was made with; None if a fact is unknown."""
-    run, tasks = object_or_empty(run_dir / "run.json"), object_or_empty(run_dir / "tasks.json")
+    run, tasks = object_or_empty(run_dir / "run.json"), object_or_empty(run_dir / TASKS_NAME)
     settings = run.get("config") or {}
     rows = {str(row.get("name")): {"git": row.get("commit"), **row} for row in tasks.get("tasks") or []}
     return {

@@ -26,7 +26,7 @@ from harbor_gym.formats.parse import parse_action
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.tasks import SourcedTask
 from harbor_gym.tasks.receipts import Evidence, Finding
-from harbor_gym.transcripts import RESULT_NAME, no_transcript, read_transcript, transcripts_of
+from harbor_gym.transcripts import RESULT_NAME, TASKS_NAME, no_transcript, read_transcript, transcripts_of
 from harbor_gym.types import ActionFormat, EndReason, Transcript, Turn
 
 BY_EPISODE = (
@@ -34,9 +34,6 @@ BY_EPISODE = (
     *("episodes/tests-read", "episodes/tests-skipped"),
 )
 """Kinds that one episode shows; the others need several episodes of a task."""
-
-TASKS_NAME = "tasks.json"
-"""A training run's list of its tasks."""
 
 FEWEST = 3
 """Episodes of a task with a verdict, below which nothing is said of their share."""

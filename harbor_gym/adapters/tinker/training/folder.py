@@ -16,10 +16,10 @@ from harbor_gym._runtime.shipped import is_shipped
 from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
 from harbor_gym.config import describe_problems
 from harbor_gym.errors import UsageError
+from harbor_gym.transcripts import TASKS_NAME
 
 RUN_NAME = "run.json"
 RUN_FORMAT = 1
-_TASKS_NAME = "tasks.json"
 _NOT_OF_THE_RUN = ("log_path", "log_dir_exists", "server_timeout_sec", "stop_on_finding")
 """Fields that do not affect the training, and may differ when a run is resumed."""
 
@@ -162,7 +162,7 @@ def _ask(log_path: Path) -> LogDirExists:
 def _delete_run(log_path: Path, config: TrainConfig) -> None:
     if log_path.is_symlink() or not log_path.is_dir():
         raise UsageError(f"{log_path} is not a folder: --log-dir-exists delete removes runs only")
-    has_run = any((log_path / name).is_file() for name in (RUN_NAME, _TASKS_NAME))
+    has_run = any((log_path / name).is_file() for name in (RUN_NAME, TASKS_NAME))
     if not has_run and any(log_path.iterdir()):
         raise UsageError(
             f"{log_path} is not a training run (it has no {RUN_NAME}): --log-dir-exists delete removes runs only"

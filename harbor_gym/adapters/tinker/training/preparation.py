@@ -25,6 +25,7 @@ from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.starts import Starts
 from harbor_gym.tasks import filter_tasks, resolve_tasks, split_tasks
 from harbor_gym.tasks.receipts import audited_tasks
+from harbor_gym.transcripts import TASKS_NAME
 
 TASKS_FORMAT = 1
 
@@ -135,7 +136,7 @@ def claimed_folder(run: TrainRun) -> Generator[None]:
 
 def _claim(run: TrainRun) -> None:
     prepare_folder(run.log_path, run.config)
-    path = run.log_path / "tasks.json"
+    path = run.log_path / TASKS_NAME
     if path.is_file():
         before = read_document(path, remedy="remove it if the tasks are those that the run began with")
         then = {f"{row.get('name')} {row.get('digest')}" for row in before.get("tasks", [])}
