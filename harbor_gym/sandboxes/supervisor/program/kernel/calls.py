@@ -112,6 +112,24 @@ def bind_shifted(source: str, target: str, user_namespace: int) -> None:
         os.close(tree)
 
 
+def set_mount(tree: int, user_namespace: int, *, is_read_only: bool) -> None:
+    """Set what a mount without a place is to be.
+
+    Args:
+        tree: Its descriptor.
+        user_namespace: Map its owners by this one's map of ids; -1 leaves them.
+        is_read_only: Whether nothing may be written.
+
+    Raises:
+        OSError: The kernel or the file system has no such mounts.
+    """
+    shift = 0 if user_namespace < 0 else _ATTR_IDMAP
+    attributes = struct.pack(
+        "QQQQ", shift | _ATTR_NODEV | (_ATTR_RDONLY if is_read_only else 0), 0, 0, max(user_namespace, 0)
+    )
+    _call(_MOUNT_SETATTR, "set up a mount", tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+
+
 def open_tree(source: str) -> int:
     """Return a descriptor of a mount of a directory, which :func:`attach` gives a place in any mount namespace."""
     return _call(_OPEN_TREE, f"open {source}", _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
