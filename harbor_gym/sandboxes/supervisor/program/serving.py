@@ -368,7 +368,13 @@ class _Supervisor:
                     self.pinned = list(apart)
                     self.view.share(self.pinned, self.mount_namespace, self.init_pidfd)
                 else:
-                    self.view.open(paths, self.init_pidfd, etc=self.etc, also=also)
+                    with self.entered(own=True):
+                        mounts = self.attached.carried([*paths, *also])
+                    try:
+                        self.view.open(paths, self.init_pidfd, etc=self.etc, also=also, mounts=mounts)
+                    finally:
+                        for tree in mounts.values():
+                            os.close(tree)
         except ViewError as exc:
             error = str(exc)
             self.leave_view()
@@ -426,9 +432,12 @@ class _Supervisor:
             self.reply(id=request, return_code=REFUSED, error=error)
 
     @contextlib.contextmanager
-    def entered(self) -> Generator[int]:
-        """See the sandbox's files as its commands do, inside a block; yields the mount namespace."""
-        namespace = self.mount_namespace if self.view is None else self.view.namespace
+    def entered(self, *, own: bool = False) -> Generator[int]:
+        """See the sandbox's files as its commands do, inside a block; yields the mount namespace.
+
+        ``own`` is to see the sandbox's own files even during a view.
+        """
+        namespace = self.mount_namespace if own or self.view is None else self.view.namespace
         os.setns(namespace, os.CLONE_NEWNS)
         try:
             yield namespace

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Sequence
 
+from grading.view import reached
 from kernel import bridge, packet_filter
 from kernel.calls import (
     MS_BIND,
@@ -22,6 +23,7 @@ from kernel.calls import (
     MS_RDONLY,
     MS_REMOUNT,
     attach,
+    clone_tree,
     mount,
     open_tree,
     set_mount,
@@ -112,7 +114,8 @@ class Attached:
     """The mounts that a sandbox has beside those of every sandbox. Used in its mount namespace."""
 
     def __init__(self) -> None:
-        self._places: dict[str, int] = {}
+        self._places: dict[str, tuple[int, bool]] = {}
+        """Where there is one → a descriptor of it, and whether it is read-only."""
 
     def volume(self, tree: int, target: str, ids: Ids, user_namespace: int, *, is_read_only: bool) -> None:
         """Mount a volume's tree, whose owners are then those of the sandbox, on a path that is made if missing.
@@ -127,10 +130,11 @@ class Attached:
         Raises:
             OSError: The kernel refuses (a memory file system with other owners needs Linux 6.3).
         """
+        target = os.path.realpath(target)
         _make_target(target, ids.outside(0), is_directory=stat.S_ISDIR(os.fstat(tree).st_mode))
         set_mount(tree, user_namespace if ids.is_shifted else -1, is_read_only=is_read_only)
         attach(tree, target)
-        self._places[target] = os.open(target, os.O_PATH | os.O_CLOEXEC)
+        self._places[target] = os.open(target, os.O_PATH | os.O_CLOEXEC), is_read_only
 
     def memory(self, target: str, ids: Ids, *, size_bytes: int, mode: int, may_execute: bool = False) -> None:
         """Mount empty memory on a directory that is made if missing.
@@ -138,16 +142,32 @@ class Attached:
         Raises:
             OSError: The kernel refuses.
         """
-        owner = ids.outside(0)
+        owner, target = ids.outside(0), os.path.realpath(target)
         _make_target(target, owner, is_directory=True)
         size = f",size={size_bytes}" if size_bytes else ""
         flags = MS_NODEV | MS_NOSUID | (0 if may_execute else MS_NOEXEC)
         mount("tmpfs", target, "tmpfs", flags, f"mode={mode:o},uid={owner},gid={owner}{size}")
-        self._places[target] = os.open(target, os.O_PATH | os.O_CLOEXEC)
+        self._places[target] = os.open(target, os.O_PATH | os.O_CLOEXEC), False
+
+    def carried(self, paths: Sequence[str]) -> dict[str, int]:
+        """Return what a view has of these mounts, as mounts without a name: path → descriptor, which the caller closes.
+
+        A view has each read-only mount, and of the others what is at, above or below one of the paths that it carries.
+        """
+        trees: dict[str, int] = {}
+        for target, (place, is_read_only) in self._places.items():
+            has_all = is_read_only or any(f"{target}/".startswith(f"{path.rstrip('/')}/") for path in paths)
+            below = [path for path in paths if path.startswith(f"{target}/")]
+            for path in [target] if has_all else below:
+                names = [name for name in path[len(target) :].split("/") if name]
+                if (source := reached(os.dup(place), names)) is not None:
+                    trees[path] = clone_tree(source)
+                    os.close(source)
+        return trees
 
     def take_off(self, target: str) -> None:
         """Unmount what was mounted on a path, and remove the directory if it is empty."""
-        os.close(self._places.pop(target))
+        os.close(self._places.pop(target)[0])
         unmount(target)
         with contextlib.suppress(OSError):
             os.rmdir(target)  # noqa: PTH106  # as above

@@ -135,6 +135,11 @@ def open_tree(source: str) -> int:
     return _call(_OPEN_TREE, f"open {source}", _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
 
 
+def clone_tree(place: int) -> int:
+    """Do as :func:`open_tree` for a descriptor of a file or directory of this process's mount namespace."""
+    return _call(_OPEN_TREE, "open a mount", place, b"", _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
+
+
 def attach(tree: int, target: str) -> None:
     """Mount what :func:`open_tree` returned on a directory."""
     _call(_MOVE_MOUNT, f"mount on {target}", tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
