@@ -138,7 +138,11 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
     root inside has the caller's user id, confined in namespaces.
 
     Needs Linux with buildah, libseccomp and the OCI seccomp profile of buildah's package, and root or an ordinary user
-    with subordinate ids (subuid(5)). Compose tasks, GPUs and host mounts of the user's own are refused.
+    with subordinate ids (subuid(5)). GPUs and host mounts of the user's own are refused.
+
+    **Services** of a task's ``docker-compose.yaml`` are further sandboxes of the episode, each with its own ids, limits
+    and files, in networks that lead nowhere else; Compose reads the file. Root alone can have them. What of Compose is
+    not supported is refused by name.
 
     The environment belongs to the event loop that started it. Its sandboxes end with the process in any case.
     """

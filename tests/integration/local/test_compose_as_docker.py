@@ -13,7 +13,7 @@ from harbor_gym.sandboxes.docker.environment import DockerEnvironment
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.sandboxes.local import make
 
-pytestmark = [pytest.mark.local, pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.docker, pytest.mark.usefixtures("nothing_left")]
 
 BASE = "debian:bookworm-slim"
 PUBLIC = NetworkPolicy(network_mode=NetworkMode.PUBLIC)

@@ -9,7 +9,7 @@ from harbor_gym import AsyncTerminalGymEnv
 from tests.helpers.sandboxes.local import make_env
 from tests.helpers.tasks import write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.usefixtures("nothing_left")]
 
 ASK = "exec 3<>/dev/tcp/web/8000 && printf 'GET %s HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
 """Shell text with a path for its ``%s``."""

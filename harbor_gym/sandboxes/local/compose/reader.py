@@ -25,7 +25,7 @@ from harbor_gym.sandboxes.errors import SandboxStartError, TaskError
 from harbor_gym.sandboxes.local.compose.model import MAIN, Project, project_of
 from harbor_gym.sandboxes.tools import TIMED_OUT, find_program, run_tool
 
-PACKAGE = "docker-compose (Debian 13), docker-compose-v2 (Ubuntu) or docker-compose-plugin (Docker's own packages)"
+_PACKAGE = "docker-compose-v2 (Ubuntu), docker-compose (Debian 13) or docker-compose-plugin (Docker's own packages)"
 _PLUGIN_FOLDERS = (
     "~/.docker/cli-plugins",
     "/usr/local/lib/docker/cli-plugins",
@@ -58,7 +58,7 @@ def require_compose() -> str:
     if (path := compose_program()) is None:
         raise MissingDependencyError(
             "local sandboxes read a task's docker-compose.yaml with Compose 2, without a daemon: apt-get install "
-            f"{PACKAGE}, or --env docker"
+            f"{_PACKAGE}, or --env docker"
         )
     return path
 

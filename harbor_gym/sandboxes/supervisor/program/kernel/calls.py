@@ -130,6 +130,16 @@ def set_mount(tree: int, user_namespace: int, *, is_read_only: bool) -> None:
     _call(_MOUNT_SETATTR, "set up a mount", tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
 
 
+def close_mount(place: str) -> None:
+    """Let nothing write by a mount, which else stays as it is.
+
+    Raises:
+        OSError: The kernel (before 5.12) has no such call.
+    """
+    attributes = struct.pack("QQQQ", _ATTR_RDONLY, 0, 0, 0)
+    _call(_MOUNT_SETATTR, f"make {place} read-only", _AT_FDCWD, place.encode(), 0, attributes, len(attributes))
+
+
 def open_tree(source: str) -> int:
     """Return a descriptor of a mount of a directory, which :func:`attach` gives a place in any mount namespace."""
     return _call(_OPEN_TREE, f"open {source}", _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
