@@ -425,7 +425,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
 
         Raises:
             SandboxError: As :meth:`exec`, or there is no such service, or its command has ended.
-            ServiceOperationsUnsupportedError: The task has no Compose file.
+            RuntimeError: The task has no Compose file; Harbor's own error.
         """
         given: dict[str, Any] = {"cwd": cwd, "env": env, "timeout_sec": timeout_sec, "user": user}
         if service is None or self.is_main_service(service) or self._others is None:
@@ -462,7 +462,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
 
         Raises:
             SandboxError: There is no such service.
-            ServiceOperationsUnsupportedError: The task has no Compose file.
+            RuntimeError: The task has no Compose file; Harbor's own error.
         """
         if self._others is None:
             await super().stop_service(service)
