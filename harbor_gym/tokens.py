@@ -293,6 +293,12 @@ class TokenTerminalEnv:
             return step
         return replace(step, reward=reward, info={**step.info, "summary": self.summary.state})
 
+    @property
+    def trains_summaries(self) -> bool:
+        """See ``TerminalEnvConfig.train_summaries``."""
+        config: object = self.env.config
+        return not isinstance(config, TerminalEnvConfig) or config.train_summaries
+
     def limit_context(self, tokens: int | None) -> None:
         """Set the context window, in tokens, unless the constructor got one.
 

@@ -279,6 +279,10 @@ class TerminalEnvConfig(EpisodeConfig):
     max_compactions: int | None = Field(default=None, ge=1)
     """Compactions of an episode after which it ends as ``context_overflow``; None is no limit."""
 
+    train_summaries: bool = True
+    """Train the summaries that ``compaction="summary"`` asks for. False: what trains an episode never sees them; the
+    transcript has them."""
+
     recording_path: OptionalPath = cast("Any", None)
     """Record each episode here as an asciicast, replacing the last one. None: ``recording.cast`` in the trial's
     folder where that is kept, nowhere otherwise."""
@@ -306,6 +310,8 @@ class TerminalEnvConfig(EpisodeConfig):
     def _require_compaction(self) -> Self:
         if self.compaction == "none" and (self.compact_at, self.max_compactions) != (None, None):
             raise ValueError("compact_at and max_compactions need a compaction: window or summary")
+        if self.compaction != "summary" and not self.train_summaries:
+            raise ValueError("train_summaries=False needs compaction=summary")
         return self
 
     @model_validator(mode="before")
