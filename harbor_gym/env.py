@@ -23,6 +23,7 @@ from harbor_gym.config import Snapshot, TerminalEnvConfig, require_own_loop
 from harbor_gym.config.dump_file import DumpFile
 from harbor_gym.config.snapshot import NO_START, read_start
 from harbor_gym.episode.budgets import EpisodeBudgets, Spent
+from harbor_gym.episode.copy_mark import apply_mark, marks_of, new_mark
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import DumpedEpisode, PreparedEpisode
@@ -41,6 +42,7 @@ from harbor_gym.terminal.recording import CastRecorder, Recording
 from harbor_gym.transcripts import trace_transcript
 from harbor_gym.types import (
     Command,
+    CopyMark,
     EndInfo,
     EndReason,
     EpisodeInfo,
@@ -335,8 +337,8 @@ class AsyncTerminalGymEnv:
         """Copy the running episode: return environments that stand where it does, each with a sandbox of its own.
 
         The episode goes on undisturbed. What it used of its budgets counts in each copy. A copy's ``reset`` begins at
-        the same turn; a trial's folder is the copy's own, and ``recording_path`` is the parent's alone. The caller
-        closes the copies.
+        the same turn; a trial's folder is the copy's own, and ``recording_path`` is the parent's alone.
+        ``TerminalEnvConfig.copy_command`` has run in each. The caller closes the copies.
 
         Args:
             n: How many, at least 1.
@@ -457,10 +459,11 @@ class AsyncTerminalGymEnv:
     async def _begin_copy(
         self, taken: Snapshot, state: "EpisodeState | None", dumped: DumpedEpisode | None, task_digest: str
     ) -> None:
-        def start() -> Awaitable[tuple[str, ResetInfo]]:
+        async def start() -> tuple[str, ResetInfo]:
             if state is None or dumped is None:
-                return self._start(None)
-            return self._start_copy(replace(taken, task_digest=task_digest), state, dumped)
+                return await self._start(None)
+            begun = await self._start_copy(replace(taken, task_digest=task_digest), state, dumped)
+            return await self._marked(*begun)
 
         self._copied = await self._begin(start)
 
@@ -517,7 +520,7 @@ class AsyncTerminalGymEnv:
                 task_digest = await asyncio.to_thread(folder_digest, self.config.task_dir)
             require_start(snapshot, self.config, task_digest)
             if (exact := await self._start_exact(snapshot)) is not None:
-                return exact
+                return await self._marked(*exact)
         running, metrics = await self._prepare()
         running.seed, running.task_digest = seed, task_digest
         prepared = running.prepared
@@ -537,7 +540,26 @@ class AsyncTerminalGymEnv:
         info["metrics"]["time/terminal_open_sec"] = prepared.terminal_open_sec
         running.start_info = copy.deepcopy(info)
         running.shown = prompts.first_message(prepared.phase.instruction, turn.text)
-        return (turn.text, info) if snapshot is None else await self._replay(running, snapshot, turn.text, info)
+        if snapshot is None:
+            return turn.text, info
+        return await self._marked(*await self._replay(running, snapshot, turn.text, info))
+
+    async def _marked(self, observation: str, info: ResetInfo) -> tuple[str, ResetInfo]:
+        """Mark the sandbox as that of one more copy, and run ``copy_command`` in it."""
+        if (running := self._running) is None:
+            raise UsageError("the environment was closed while it was being copied")
+        mark, started = new_mark(len(running.turns), self.config.copy_command), time.monotonic()
+        await self._apply(running, (mark,))
+        info["copies"] = running.start_info["copies"] = (*running.start_info.get("copies", ()), mark)
+        if mark["command"] is not None:
+            info["metrics"]["time/copy_command_sec"] = time.monotonic() - started
+        return observation, info
+
+    async def _apply(self, running: _Running, marks: Sequence[CopyMark]) -> None:
+        """Apply the marks of copies that began at the present turn."""
+        limit_sec, turn = running.prepared.task.config.environment.build_timeout_sec, len(running.turns)
+        for mark in (mark for mark in marks if mark["turn"] == turn):
+            await apply_mark(running.prepared.phase, mark, timeout_sec=limit_sec)
 
     async def _start_exact(self, snapshot: Snapshot) -> tuple[str, ResetInfo] | None:
         """Begin with a snapshot's dump if the configuration allows it; None where the turns are to be replayed."""
@@ -582,7 +604,9 @@ class AsyncTerminalGymEnv:
             running.seed = snapshot.seed
         following = [*(turn.observation for turn in snapshot.turns), snapshot.observation]
         require_same(0, following[0], running.shown)
+        earlier = marks_of(snapshot.start_info, turn=snapshot.turn)
         for number, turn in enumerate(snapshot.turns, start=1):
+            await self._apply(running, earlier)
             parsed = self._read(turn.action if turn.commands is None else turn.commands)
             patient = with_patience(parsed, turn, snapshot.config.terminal)
             result = await self._step(patient, turn.action, spent_sec=turn.info["metrics"].get("time/step_sec", 0.0))
@@ -593,6 +617,8 @@ class AsyncTerminalGymEnv:
             running.turns.append(turn)
             running.shown = screen = result.observation
             info = {**info, **result.info, "metrics": info["metrics"]}
+        await self._apply(running, earlier)
+        running.start_info["copies"] = earlier
         info = {**info, "instruction": running.prepared.phase.instruction, "fork_mode": running.fork_mode}
         info["metrics"]["time/replay_sec"] = time.monotonic() - started
         return screen, info

@@ -160,6 +160,19 @@ TrainSegments = Literal["main", "all"]
 """Which conversations of an agent's episode are trained: its own, or those of its side calls (sub-agents) too."""
 
 
+class CopyMark(TypedDict):
+    """The beginning of a copy of an episode."""
+
+    turn: int
+    """Turns taken before."""
+
+    id: str
+    """A random number below 2 ** 63, which no other copy has; in the copy's sandbox, the file /run/harbor-gym-copy."""
+
+    command: str | None
+    """The ``copy_command`` that ran then; a replay of the copy repeats it, with this number."""
+
+
 class EpisodeInfo(TypedDict, total=False):
     """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent.
 
@@ -197,6 +210,9 @@ class EpisodeInfo(TypedDict, total=False):
     fork_mode: str
     """In a copy of another episode, after ``reset`` and when done: how the copy was made, see
     :meth:`harbor_gym.AsyncTerminalGymEnv.fork`."""
+
+    copies: tuple[CopyMark, ...]
+    """In a copy of another episode, after ``reset``: where each copy began on the way to this one, itself the last."""
 
     omitted_bytes: int
     """Bytes of output left out of the observation by its budget."""
