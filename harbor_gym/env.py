@@ -48,6 +48,7 @@ from harbor_gym.types import (
     EpisodeInfo,
     ForkMode,
     ResetInfo,
+    Rollback,
     StepResult,
     Transcript,
     Turn,
@@ -140,6 +141,7 @@ class _State(StrEnum):
     READY = "ready"
     STEPPING = "in a step"
     COPYING = "being copied"
+    RETURNING = "being rolled back"
     DONE = "done"
     FAILED = "failed"
     CLOSED = "closed"
@@ -150,6 +152,7 @@ _DOING = {
     _State.READY: "waiting for the model",
     _State.STEPPING: "running its commands",
     _State.COPYING: "being copied",
+    _State.RETURNING: "being rolled back",
 }
 """What an episode that is under way does in each state."""
 
@@ -373,6 +376,70 @@ class AsyncTerminalGymEnv:
         for each in copies:
             each.screen = each.screen or self.screen
         return copies
+
+    async def rollback(self, to: int | Snapshot) -> tuple[str, ResetInfo]:
+        """Return the running episode to an earlier turn, any number of times.
+
+        A copy of the episode as it stood then takes the place of its sandbox, so what its processes did since is gone.
+        Budgets, rewards, turns and snapshots go on as if the turns since had not been taken: no transcript has
+        them but as a number in ``info["rollbacks"]``, a recording goes on behind them, and what they did
+        outside of the sandbox stays. ``TerminalEnvConfig.copy_command`` has run, as in each copy.
+
+        Args:
+            to: A snapshot of this episode: exact where it was taken with ``mode="exact"``. Or the number of turns that
+                are kept, which are then replayed as for :meth:`fork`.
+
+        Returns:
+            The observation of the turn at which the episode stands, and ``info`` as from ``reset``.
+
+        Raises:
+            UsageError: There is no running episode, a call is running, or there is no such turn or snapshot in it;
+                for a number, ``exec`` or ``finish`` was called, which no replay repeats.
+            ForkDivergedError, SandboxError, TerminalError: As :meth:`fork`. The episode goes on where it was.
+        """
+        self._require(_State.READY, doing="rollback")
+        self._require_loop(doing="rollback")
+        taken = to if isinstance(to, Snapshot) else (await self._snapshot()).at(to)
+        running = self._episode_at_hand
+        _require_part(taken, running.turns, running.shown)
+        start = {**NO_START, "start_from": replace(taken, task_digest=""), "recording_path": None}
+        other = type(self)(self.config.model_copy(update=start), pool=self._pool)
+        self._state = _State.RETURNING
+        try:
+            observation, info = await other.reset()
+            await shielded(self._take_over(other, running))
+        finally:
+            self._become(_State.READY)
+            await shielded(other.close())
+        if self._running is None:
+            raise UsageError("the environment was closed while it was being rolled back")
+        info["rollbacks"] = self._running.start_info.get("rollbacks", ())
+        return observation, info
+
+    async def _take_over(self, other: Self, old: _Running) -> None:
+        """Go on with the episode of another environment in place of one's own, unless that was closed meanwhile."""
+        if self._running is not old:
+            return
+        new, other._running = other._episode_at_hand, None
+        self._running, self._budgets, self.screen = new, other._budgets, other.screen or self.screen
+        self._copied = None
+        undone = Rollback(turn=len(new.turns), undone=len(old.turns) - len(new.turns))
+        new.start_info["rollbacks"] = (*old.start_info.get("rollbacks", ()), undone)
+        new.began, new.started, new.seed, new.task_digest = old.began, old.started, old.seed, old.task_digest
+        new.waits = {turn: waited for turn, waited in old.waits.items() if turn < len(new.turns)}
+        new.returned = time.monotonic()
+        with reported(f"after {self._name} was rolled back"):
+            await self._go_on_recording(new, old)
+            await old.prepared.discard()
+
+    async def _go_on_recording(self, new: _Running, old: _Running) -> None:
+        if old.recorder is None or (path := self._recording_path(new.prepared.episode)) is None:
+            return
+        if new.recorder is not None:  # of a replay, in a kept trial's folder
+            new.recorder.close()
+        old.recorder.close()
+        after = await asyncio.to_thread(old.recorder.so_far)
+        new.recorder = await asyncio.to_thread(self._open_recording, path, new.prepared.task.name, after)
 
     @contextlib.asynccontextmanager
     async def _dumped(self, mode: ForkMode) -> AsyncGenerator[DumpedEpisode | None]:
@@ -974,6 +1041,22 @@ class AsyncTerminalGymEnv:
         finally:
             # A closed loop has closed the terminal's channel and cancelled the trial, which stops its sandbox.
             await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())
+
+
+def _require_part(taken: Snapshot, turns: Sequence[Turn], shown: str) -> None:
+    """Check that a snapshot is one of an episode with these turns, which shows this.
+
+    Raises:
+        UsageError: It is another episode's.
+    """
+    then = [(turn.observation, turn.action, turn.commands) for turn in taken.turns]
+    known = [(turn.observation, turn.action, turn.commands) for turn in turns]
+    following = [*(turn.observation for turn in turns), shown]
+    if then != known[: taken.turn] or following[taken.turn] != taken.observation:
+        raise UsageError(
+            "the snapshot is not of this episode as it stands: its turns are others; begin another episode with "
+            "start_from"
+        )
 
 
 async def _close(envs: Sequence[AsyncTerminalGymEnv]) -> None:

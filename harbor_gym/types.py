@@ -173,6 +173,16 @@ class CopyMark(TypedDict):
     """The ``copy_command`` that ran then; a replay of the copy repeats it, with this number."""
 
 
+class Rollback(TypedDict):
+    """A return of an episode to an earlier turn."""
+
+    turn: int
+    """The turn after which it went on."""
+
+    undone: int
+    """Turns that were taken back, which are in no transcript."""
+
+
 class EpisodeInfo(TypedDict, total=False):
     """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent.
 
@@ -213,6 +223,9 @@ class EpisodeInfo(TypedDict, total=False):
 
     copies: tuple[CopyMark, ...]
     """In a copy of another episode, after ``reset``: where each copy began on the way to this one, itself the last."""
+
+    rollbacks: tuple[Rollback, ...]
+    """After :meth:`harbor_gym.AsyncTerminalGymEnv.rollback`: each one so far in this episode, in order."""
 
     omitted_bytes: int
     """Bytes of output left out of the observation by its budget."""
