@@ -245,6 +245,12 @@ class TerminalEnvConfig(EpisodeConfig):
     are restored; trust a dump like code of your own. ``auto``: ``exact`` if there is a dump that can be restored here,
     else ``replay``; ``info["fork_mode"]`` states which, and the log why."""
 
+    copy_command: str | None = Field(default=None, min_length=1)
+    """Shell text that runs once in each copy of an episode, after :meth:`harbor_gym.AsyncTerminalGymEnv.fork` and
+    ``start_from``, before the copy's first turn: as the policy's user, beside the terminal, with a random number of
+    its own as HARBOR_GYM_COPY, so that programs that run on can draw other numbers than in the siblings. It is no turn
+    and takes none of the budgets. A status other than 0 is a :class:`harbor_gym.errors.SandboxStartError`."""
+
     system_prompt: str | None = Field(default=None, min_length=1)
     """The system message of a chat policy, which must then state the action format's rules. None: the action
     format's."""

@@ -116,7 +116,8 @@ async def _regrade(
     known = replace(known, task=task_dir.name)
     if (end := document.get("end_reason")) is None or document.get("error"):
         return replace(known, error="the episode did not come to its end")
-    changes = {"task_dir": task_dir, **NO_START, "start_from": start, "start_mode": "replay", "trials_dir": None}
+    same = {**NO_START, "start_from": start, "start_mode": "replay", "copy_command": None}
+    changes = {**same, "task_dir": task_dir, "trials_dir": None}
     config = start.config.model_copy(update=changes | ({} if sandbox is None else {"sandbox": sandbox}))
     last = transcript.turns[-1] if transcript.turns and EndReason(end) not in _NOT_PLAYED else None
 

@@ -57,6 +57,7 @@ GIVEN = {
     "terminal-min-wait-sec": ("0", 0.0),
     "terminal-max-wait-sec": ("9.5", 9.5),
     "terminal-wait": ("exact", "exact"),
+    "copy-command": ("true", "true"),
     "terminal-keys": ("harbor", "harbor"),
     "terminal-pager": ("more", "more"),
     "terminal-transport": ("portable", "portable"),
