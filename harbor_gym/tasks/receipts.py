@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -18,7 +18,7 @@ from harbor_gym.tasks.resolve import SourcedTask
 
 _logger = logging.getLogger(__name__)
 
-FORMAT: Literal[2] = 2
+FORMAT: Literal[3] = 3
 FOLDER = "receipts"
 """The folder of the receipts within an audit's folder."""
 
@@ -95,15 +95,71 @@ class Finding(_Record):
         return self.kind.startswith(("set/", "episodes/"))
 
 
+class EpisodeGrades(_Record):
+    """How often a sample of a run's stored episodes, or that of one task, has another verdict when graded anew."""
+
+    sampled: int
+    """Episodes that were drawn."""
+
+    unreplayed: int
+    """Episodes that can't be replayed: a screen differs, an agent played them, or their sandbox does not start."""
+
+    flaky: int
+    """Replayed episodes whose verdict differs between two gradings in the same view."""
+
+    paid: int
+    """Replayed episodes that are paid where the verifier sees all of the policy's sandbox, were graded in a pristine
+    view, too, and are not flaky."""
+
+    forged: int
+    """Those of them whose verdict in the pristine view differs."""
+
+    flake_rate: float | None
+    """``flaky`` by the replayed episodes; None if there is none."""
+
+    forge_rate: float | None
+    """``forged`` by ``paid``; None if none is paid."""
+
+    @classmethod
+    def of(cls, *, sampled: int, unreplayed: int, flaky: int, paid: int, forged: int) -> Self:
+        """Return the counts with their rates."""
+        counts = {"sampled": sampled, "unreplayed": unreplayed, "flaky": flaky, "paid": paid, "forged": forged}
+        return cls(**counts, flake_rate=_rate(flaky, sampled - unreplayed), forge_rate=_rate(forged, paid))
+
+    @property
+    def shares(self) -> dict[str, str]:
+        """The rates with their counts, and what could not be replayed, as text."""
+        return {
+            "forge rate": _share(self.forged, self.paid, "paid episodes"),
+            "flake rate": _share(self.flaky, self.sampled - self.unreplayed, "episodes"),
+            "not replayed": f"{self.unreplayed} of {self.sampled}",
+        }
+
+    @classmethod
+    def total(cls, grades: Iterable[Self]) -> Self:
+        """Return the counts of several tasks together."""
+        grades = list(grades)
+        names = ("sampled", "unreplayed", "flaky", "paid", "forged")
+        return cls.of(**{name: sum(getattr(one, name) for one in grades) for name in names})
+
+
+def _share(number: int, among: int, what: str) -> str:
+    return f"{number / among:.1%} ({number} of {among} {what})" if among else f"unknown (0 {what})"
+
+
+def _rate(number: int, among: int) -> float | None:
+    return number / among if among else None
+
+
 def _of_this_version(number: object) -> object:
-    """Take format 1 for format 2, which only adds ``episode`` and ``turn`` to an evidence."""
-    return FORMAT if number == 1 else number
+    """Read earlier formats: 2 added ``episode`` and ``turn`` to an evidence, 3 ``view`` and ``episodes``."""
+    return FORMAT if number in (1, 2) else number
 
 
 class Receipt(_Record):
     """The result of one task's audit."""
 
-    format: Annotated[Literal[2], BeforeValidator(_of_this_version)] = FORMAT
+    format: Annotated[Literal[3], BeforeValidator(_of_this_version)] = FORMAT
     task: str
     """The task's name, unique in its audit."""
 
@@ -130,6 +186,13 @@ class Receipt(_Record):
 
     findings: tuple[Finding, ...] = ()
     """The worst first."""
+
+    view: tuple[str, ...] = ()
+    """The paths of the policy's files in the pristine view that the solution passes in: declared, or proposed by
+    ``check``; empty where there is no such view."""
+
+    episodes: EpisodeGrades | None = None
+    """What was found when stored episodes were graded anew; None if none of this task was."""
 
     durations: dict[str, float]
     """Seconds: ``static`` for reading the files, ``check`` for all trials, and by phase those of one trial."""

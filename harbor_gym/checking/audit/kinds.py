@@ -105,6 +105,14 @@ KINDS = {
     "episodes/tests-skipped": _error(
         "an episode is paid although no test has run", "let the tests run, or fail where they can't"
     ),
+    "episodes/flaky": _error(
+        "an episode has another verdict when it is graded again", "remove what the verdict depends on"
+    ),
+    "episodes/view-differs": _warning(
+        "an episode that is paid has another verdict in a pristine view",
+        "see what it changed outside of the view's paths: declare them ([metadata] verify_paths), or give the verifier "
+        "a sandbox of its own",
+    ),
     "episodes/limits-hit": _warning("most episodes end at a limit", "raise the limit, or make the task shorter"),
     "episodes/never-paid": _note("no episode is paid", "train on it later, or show that it can be solved"),
     "episodes/always-paid": _note("every episode is paid in full", "leave it out: it teaches nothing"),

@@ -20,18 +20,19 @@ from harbor_gym.checking.audit.kinds import at, finding
 from harbor_gym.checking.audit.leaks import find_leaks
 from harbor_gym.checking.audit.probes import find_by_probes, find_slow
 from harbor_gym.checking.audit.rebuild import find_by_rebuild
+from harbor_gym.checking.audit.regrades import Graded, counts_of, find_in_grades, grade_sample
 from harbor_gym.checking.audit.sets import Likeness, compare, likeness
 from harbor_gym.checking.audit.vacuous import find_vacuous
 from harbor_gym.checking.audit.vary import conditions_of, find_by_conditions
 from harbor_gym.checking.audit.verdicts import find_in_check
 from harbor_gym.checking.checks import check_task
 from harbor_gym.checking.plan import CheckPlan
-from harbor_gym.checking.verdict import TaskCheck
+from harbor_gym.checking.verdict import SOLVED, TaskCheck
 from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.tasks import SourcedTask
 from harbor_gym.tasks.receipts import Finding, Receipt, read_receipts
 
-DETECTORS = 2
+DETECTORS = 3
 """Raised when a detector changes, so that tasks are judged again."""
 
 
@@ -65,6 +66,12 @@ class AuditPlan:
 
     runs: Sequence[StrPath] = ()
     """Folders of training runs and evaluations whose stored episodes are read, too."""
+
+    sample: int = 0
+    """How many of these episodes are replayed and graded anew, in the view that they had and in the other one."""
+
+    seed: int = 0
+    """Draws them."""
 
 
 @dataclass(slots=True)
@@ -122,15 +129,33 @@ async def audit_tasks(
             group.create_task(judge(task), name="harbor-gym-audit")
     among = await asyncio.to_thread(compare, {task.name: likenesses[task.name] for task in tasks})
     played = await asyncio.to_thread(find_in_runs, plan.runs, tasks)
+    graded = await _grade(plan, tasks, results)
     for task in tasks:
-        receipt = results[task.name]
+        receipt, grades = results[task.name], graded.get(task.name, ())
         own = (one for one in receipt.findings if not one.is_of_the_set)
-        findings = _sorted([*own, *among.get(task.name, ()), *played.get(task.name, ())])
-        if findings != receipt.findings:
-            receipt = receipt.model_copy(update={"findings": findings})
+        found = [*own, *among.get(task.name, ()), *played.get(task.name, ()), *find_in_grades(grades)]
+        new = {"findings": _sorted(found), "episodes": counts_of(grades) if grades else None}
+        if new != {name: getattr(receipt, name) for name in new}:
+            receipt = receipt.model_copy(update=new)
             receipt.write(plan.folder)
         audit.receipts.append(receipt)
     return audit
+
+
+async def _grade(
+    plan: AuditPlan, tasks: Sequence[SourcedTask], receipts: Mapping[str, Receipt]
+) -> Mapping[str, Sequence[Graded]]:
+    if not plan.runs or not plan.sample:
+        return {}
+    return await grade_sample(
+        plan.runs,
+        tasks,
+        {name: receipt.view for name, receipt in receipts.items()},
+        sample=plan.sample,
+        seed=plan.seed,
+        jobs=plan.jobs,
+        timeout_sec=plan.task_timeout_sec,
+    )
 
 
 def _known(plan: AuditPlan) -> dict[tuple[str, str], Receipt]:
@@ -178,12 +203,15 @@ async def _judge(task: SourcedTask, plan: AuditPlan) -> tuple[Receipt, Likeness]
     static, like = await read_task(task.path)
     durations = {"static": round(time.monotonic() - began, 3)}
     verdict: str | None = None
+    view: tuple[str, ...] = ()
     is_unusable = any(one.kind in ("task/malformed", "task/no-verifier") for one in static)
     if plan.check is not None and not is_unusable:
         checked, found = await _check(task, plan, plan.check)
         static += found
         if checked is not None:
             verdict = checked.verdict.value
+            if checked.pristine is not None and checked.pristine.oracle == SOLVED:
+                view = checked.pristine.paths
             durations |= _durations(checked)
     receipt = Receipt(
         task=task.name,
@@ -196,6 +224,7 @@ async def _judge(task: SourcedTask, plan: AuditPlan) -> tuple[Receipt, Likeness]
         settings=_settings(plan),
         judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict,
+        view=view,
         findings=_sorted(static),
         durations=durations,
     )

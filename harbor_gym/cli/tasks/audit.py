@@ -47,6 +47,11 @@ def audit(
             help="Folder of a training run or an evaluation: read its episodes, too.",
         ),
     ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option("--regrade", min=0, help="Episodes of the runs to grade anew. [default: 20; --no-play: 0]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws them.")] = 0,
     play: Annotated[bool, typer.Option(help="Also play each task, as check does.")] = True,
     registry_path: options.RegistryPath = None,
     env: options.Env = DEFAULT_SANDBOX,
@@ -74,6 +79,7 @@ def audit(
     nothing found, or notes alone; 3 warnings; 1 errors; 2 misuse.
     """
     from harbor_gym.checking.audit.episodes import tasks_of
+    from harbor_gym.checking.audit.regrades import SAMPLE
     from harbor_gym.checking.audit.run import AuditPlan
     from harbor_gym.checking.plan import CheckPlan
     from harbor_gym.episode.grading.rewards import reward_function as require_function
@@ -88,6 +94,8 @@ def audit(
     with one_line_errors(), quiet_harbor():
         if not sources and not run:
             raise UsageError("nothing to audit: give folders, git+URL@COMMIT#path, or org/name@ref")
+        if sample and not run:
+            raise UsageError("--regrade grades the episodes of a run anew: name its folder (--run)")
         if rebuild and (env != DEFAULT_SANDBOX or not play):
             raise UsageError(f"--rebuild compares the images of --env {DEFAULT_SANDBOX}, and not with --no-play")
         for folder in run or ():
@@ -119,6 +127,8 @@ def audit(
             task_timeout_sec=task_timeout,
             fresh=fresh,
             runs=run or (),
+            sample=(SAMPLE if play else 0) if sample is None else sample,
+            seed=seed,
         )
         with warnings.catch_warnings():  # Harbor's, about a task, and Python's, about a test's syntax
             warnings.simplefilter("ignore")
@@ -180,7 +190,7 @@ def _write(out: Path, receipts: Sequence[Receipt]) -> None:
 def _print(receipts: Sequence[Receipt], out: Path, *, as_json: bool) -> int:
     """Print the result; return the exit code."""
     from harbor_gym.checking.audit.report import as_json as summary
-    from harbor_gym.checking.audit.report import line, table
+    from harbor_gym.checking.audit.report import episodes, line, table
     from harbor_gym.report.audit import PAGE_NAME
     from harbor_gym.tasks.receipts import Severity
 
@@ -195,6 +205,8 @@ def _print(receipts: Sequence[Receipt], out: Path, *, as_json: bool) -> int:
             echo(f"and {len(found) - _SHOWN} more findings, in {out / 'audit.csv'}", err=True)
         if found:
             echo(table(receipts))
+        if (grades := episodes(receipts)) is not None:
+            echo(", ".join(f"{title} {share}" for title, share in grades.shares.items()))
         clean = sum(receipt.is_clean for receipt in receipts)
         echo(f"{clean} of {len(receipts)} tasks are clean; receipts in {out / 'receipts'}, a page in {out / PAGE_NAME}")
     severities = {one.severity for _, one in found}
