@@ -73,6 +73,10 @@ KINDS = {
     "flaky/one-processor": _warning(
         "the same agent scores differently on one processor", "wait for what is to happen, not for a time"
     ),
+    "flaky/under-load": _warning(
+        "the same agent scores differently with a quarter of a processor's time",
+        "wait for what is to happen, not for a time; raise the time limits",
+    ),
     "flaky/time-zone": _warning(
         "the same agent scores differently in another time zone", "compare times in UTC, or set TZ in the image"
     ),

@@ -59,7 +59,8 @@ def audit(
     repeat: Annotated[int, typer.Option(min=1, help="Runs of the solution and of an agent that does nothing.")] = 2,
     forge: options.Forge = True,
     vary: Annotated[
-        bool, typer.Option(help="Play sound tasks on one processor, in another time zone and without a network, too.")
+        bool,
+        typer.Option(help="Play sound tasks on one processor, under load, in another zone, without a network, too."),
     ] = True,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build each image once more and compare the files (local).")
