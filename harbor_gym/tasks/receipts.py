@@ -4,41 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from harbor_gym._runtime.files import StrPath, replace_text
 from harbor_gym._runtime.json_files import read_document
-from harbor_gym.errors import UsageError
-from harbor_gym.tasks.resolve import SourcedTask
+from harbor_gym._runtime.unchanged import UntilChanged
+from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.tasks.resolve import SourcedTask, content_digest
+from harbor_gym.types import Severity
+
+if TYPE_CHECKING:
+    from harbor_gym.config import EpisodeConfig
 
 _logger = logging.getLogger(__name__)
 
 FORMAT: Literal[3] = 3
 FOLDER = "receipts"
 """The folder of the receipts within an audit's folder."""
-
-
-class Severity(StrEnum):
-    """How much a finding matters, the worst first."""
-
-    ERROR = "error"
-    """The task's rewards are wrong, or can be had without the work: do not train on it."""
-
-    WARNING = "warning"
-    """The task's rewards may change with time or place, or say less than they seem to."""
-
-    NOTE = "note"
-    """Worth knowing; nothing is wrong."""
-
-    @property
-    def rank(self) -> int:
-        """The place among the severities; 0 is the worst."""
-        return list(type(self)).index(self)
 
 
 class _Record(BaseModel):
@@ -209,7 +195,7 @@ class Receipt(_Record):
 
     def file_in(self, folder: StrPath) -> Path:
         """Return the receipt's path in an audit's folder."""
-        return Path(folder) / FOLDER / f"{self.task}-{self.digest.rpartition(':')[2][:12]}.json"
+        return Path(folder) / FOLDER / f"{self.task}-{_short(self.digest)}.json"
 
     def write(self, folder: StrPath) -> None:
         """Write the receipt into an audit's folder, atomically."""
@@ -218,8 +204,16 @@ class Receipt(_Record):
         replace_text(path, self.model_dump_json(indent=1) + "\n")
 
 
-def read_receipts(folder: StrPath) -> dict[str, list[Receipt]]:
+def _short(digest: str) -> str:
+    return digest.rpartition(":")[2][:12]
+
+
+def read_receipts(folder: StrPath, digest: str | None = None) -> dict[str, list[Receipt]]:
     """Return the receipts of an audit's folder by the tasks' digests.
+
+    Args:
+        folder: The folder of an audit.
+        digest: Read only those of this digest; None reads all.
 
     Raises:
         UsageError: The folder holds no receipts, or one of them can't be read.
@@ -228,7 +222,7 @@ def read_receipts(folder: StrPath) -> dict[str, list[Receipt]]:
     if not place.is_dir():
         raise UsageError(f"{folder} holds no receipts: name the folder of a harbor-gym audit (--output)")
     found: dict[str, list[Receipt]] = {}
-    for path in sorted(place.glob("*.json")):
+    for path in sorted(place.glob("*.json" if digest is None else f"*-{_short(digest)}.json")):
         remedy = "remove it, and audit the task again"
         document = read_document(path, remedy=remedy)
         try:
@@ -238,6 +232,39 @@ def read_receipts(folder: StrPath) -> dict[str, list[Receipt]]:
             raise UsageError(f"{what}: {remedy}") from exc
         found.setdefault(receipt.digest, []).append(receipt)
     return found
+
+
+_digests = UntilChanged[str]()
+
+
+def playable_tasks(tasks: Sequence[SourcedTask], episode: EpisodeConfig) -> list[SourcedTask]:
+    """Return the tasks that an episode's ``require_audit`` lets through, as :func:`audited_tasks`; all without it.
+
+    Raises:
+        UsageError: As :func:`audited_tasks`.
+    """
+    if episode.require_audit is None:
+        return list(tasks)
+    return audited_tasks(tasks, episode.require_audit, refused=episode.refused_findings)
+
+
+def require_audited(task_dir: Path, episode: EpisodeConfig) -> None:
+    """Refuse a task that an episode's ``require_audit`` does not let through. Blocks.
+
+    Raises:
+        UsageError: The folder holds no receipts, or the task's can't be read.
+        TaskError: The task has no receipt of its present files, or a finding that is refused.
+    """
+    if (folder := episode.require_audit) is None:
+        return
+    digest = _digests.get(task_dir, lambda: content_digest(task_dir))
+    found = read_receipts(folder, digest).get(digest)
+    if found is None:
+        raise TaskError(f"{task_dir} has no receipt of its present files in {folder}: audit it (harbor-gym audit)")
+    worst = [one for receipt in found for one in receipt.findings if one.severity.rank <= episode.refused_findings.rank]
+    if worst:
+        kinds = ", ".join(sorted({one.kind for one in worst}))
+        raise TaskError(f"{task_dir} has findings in {folder} ({kinds}): repair it, and audit it again")
 
 
 def audited_tasks(

@@ -32,7 +32,7 @@ from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.tasks import SourcedTask
 from harbor_gym.tasks.receipts import Finding, Receipt, read_receipts
 
-DETECTORS = 3
+DETECTORS = 4
 """Raised when a detector changes, so that tasks are judged again."""
 
 

@@ -25,8 +25,9 @@ from harbor_gym.checking.verdict import TaskCheck, Verdict
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.tasks import SourcedTask, resolve_tasks
-from harbor_gym.tasks.receipts import Receipt, Severity, audited_tasks, read_receipts
+from harbor_gym.tasks.receipts import Receipt, audited_tasks, read_receipts
 from harbor_gym.testing import FakeEnvironment
+from harbor_gym.types import Severity
 from tests.helpers.paths import ROOT
 from tests.helpers.seeded_tasks import SEEDS, WORK, Files, write_seed
 
