@@ -90,7 +90,7 @@ KINDS = {
         'set [environment] network_mode = "public", or put into the image what is downloaded',
     ),
     "hygiene/build-differs": _warning(
-        "two builds of its image have other files", "name versions, sort what is generated, seed what is random"
+        "two builds of an image have other files", "name versions, sort what is generated, seed what is random"
     ),
     "hygiene/author-path": _warning("a path of an author's machine", "use a path that the image has"),
     "hygiene/secret": _error("a secret", "revoke it, and take it from the environment instead"),
