@@ -103,6 +103,10 @@ def bench_audit(
         UsageError: An audit ended with an error of its own.
     """
     rows: list[AuditRow] = []
+    if plays:  # which builds the image
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as name:
+            write_tasks(Path(name, "tasks"), 1)
+            _measured((str(Path(name, "tasks")), "--env", env, "--repeat", "1", "--output", str(Path(name, "audit"))))
     for size in (tasks // (2 if plays else 10), tasks):
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as name:
             folder, out = Path(name, "tasks"), Path(name, "audit")

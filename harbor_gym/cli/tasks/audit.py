@@ -7,6 +7,8 @@ import json
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +19,7 @@ from harbor_gym.cli import completion, options
 from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
 from harbor_gym.cli.tasks.check import trials_folder
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_SANDBOX
+from harbor_gym.types import DEFAULT_SANDBOX, ExecutorKind
 
 if TYPE_CHECKING:
     from harbor_gym.checking.audit.run import AuditPlan
@@ -68,6 +70,10 @@ def audit(
     reward_key: options.RewardKey = None,
     reward_function: options.RewardFunctionName = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Tasks audited at the same time.")] = 2,
+    executor: Annotated[
+        ExecutorKind | None,
+        typer.Option("--rollout-executor", help="Processes of this machine, or a Ray cluster's nodes, judge."),
+    ] = None,
     task_timeout: Annotated[float, typer.Option(min=1, help="Seconds for all trials of one task.")] = 3600,
     fresh: Annotated[bool, typer.Option("--fresh", help="Judge also tasks that have a receipt.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print audit.json instead of a table.")] = False,
@@ -83,6 +89,7 @@ def audit(
     from harbor_gym.checking.audit.regrades import SAMPLE
     from harbor_gym.checking.audit.run import AuditPlan
     from harbor_gym.checking.plan import CheckPlan
+    from harbor_gym.cluster import open_executor
     from harbor_gym.episode.grading.rewards import reward_function as require_function
     from harbor_gym.sandboxes import environment_config, parse_options, preflight
     from harbor_gym.tasks import resolve_tasks
@@ -133,7 +140,8 @@ def audit(
         )
         with warnings.catch_warnings():  # Harbor's, about a task, and Python's, about a test's syntax
             warnings.simplefilter("ignore")
-            receipts = asyncio.run(_audit(tasks, plan, shows=not as_json))
+            with nullcontext() if executor is None else open_executor(executor, min(jobs, len(tasks))) as judging:
+                receipts = asyncio.run(_audit(tasks, replace(plan, executor=judging), shows=not as_json))
         _write(out, receipts)
     code = _print(receipts, out, as_json=as_json)
     if code:
