@@ -82,6 +82,24 @@ class ActionFormat(StrEnum):
     """The whole message is typed unchanged."""
 
 
+class Severity(StrEnum):
+    """How much a finding matters, the worst first."""
+
+    ERROR = "error"
+    """The task's rewards are wrong, or can be had without the work: do not train on it."""
+
+    WARNING = "warning"
+    """The task's rewards may change with time or place, or say less than they seem to."""
+
+    NOTE = "note"
+    """Worth knowing; nothing is wrong."""
+
+    @property
+    def rank(self) -> int:
+        """The place among the severities; 0 is the worst."""
+        return list(type(self)).index(self)
+
+
 class EndReason(StrEnum):
     """Why an episode ended. ``info``, metrics and every adapter use the same words."""
 

@@ -25,7 +25,15 @@ from harbor_gym.config.snapshot import Snapshot as Snapshot
 from harbor_gym.config.snapshot import read_defaults
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_MAX_TURNS, DEFAULT_SANDBOX, ActionFormat, ForkMode, StartRule, TrainSegments
+from harbor_gym.types import (
+    DEFAULT_MAX_TURNS,
+    DEFAULT_SANDBOX,
+    ActionFormat,
+    ForkMode,
+    Severity,
+    StartRule,
+    TrainSegments,
+)
 
 RewardFunction = Callable[[Mapping[str, float]], float]
 """Makes the scalar of a verifier's rewards, given by name."""
@@ -176,6 +184,14 @@ class EpisodeConfig(_Config):
     though it gives one in an untouched sandbox, or a later step's set-up that failed there. ``zero``: the policy's
     failure, reward 0, with the reason in ``info["breakage"]``.
     ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
+
+    require_audit: OptionalPath = cast("Any", None)
+    """Folder of a harbor-gym audit: only tasks with a receipt there of their present files are played. Where a list of
+    tasks is made, the others are left out, and a line says how many; elsewhere they are a
+    :class:`harbor_gym.errors.TaskError`."""
+
+    refused_findings: Severity = Severity.ERROR
+    """With ``require_audit``: refuse tasks with a finding as bad as this, too."""
 
     trials_dir: OptionalPath = cast("Any", None)
     """Keep each trial's folder (logs, result.json) below this directory. None: a temporary one, removed at close."""

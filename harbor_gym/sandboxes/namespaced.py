@@ -197,7 +197,7 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
     async def _start_sandbox(self, config: SupervisorConfig, *, copied: Dump | None = None) -> None:
         self._sandbox = SupervisedSandbox(self.type())
         if self._options.processor_set:
-            self._processors = processors.take(config.limits.cpus)
+            self._processors = processors.take(self._effective_cpus)
             config = config._replace(limits=config.limits._replace(processors=self._processors))
         if (name := self._options.host_name) != HOST_NAME:
             hosts = f"127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -239,7 +239,10 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
 
     def _limits(self) -> CgroupLimits:
         memory_mb = self._effective_memory_mb
-        return CgroupLimits(memory_mb << 20 if memory_mb else None, self._effective_cpus, self._options.max_processes)
+        times = [time for time in (self._effective_cpus, self._options.processor_time) if time is not None]
+        return CgroupLimits(
+            memory_mb << 20 if memory_mb else None, min(times, default=None), self._options.max_processes
+        )
 
     def _has_network(self, policy: NetworkPolicy) -> bool:
         return self._options.has_network(policy, self.environment_name)

@@ -277,7 +277,7 @@ def run_size(
 @benchmarks.command("audit")
 def run_audit(
     env: BenchEnv = "local",
-    tasks: Annotated[int, typer.Option(min=20, help="Small tasks; a tenth of them is audited first.")] = 5_000,
+    tasks: Annotated[int, typer.Option(min=20, help="Small tasks; a tenth of them, or half if played, first.")] = 5_000,
     play: Annotated[bool, typer.Option(help="Also play each task.")] = True,
     jobs: Annotated[int, typer.Option(min=1, help="Tasks audited at the same time.")] = 2,
     as_json: AsJson = False,

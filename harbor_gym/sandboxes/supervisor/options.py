@@ -37,6 +37,10 @@ class NamespacedOptions(SandboxOptions):
     """Let its programs run on, and count, as many of this machine's processors as the task has ``cpus``, rounded up.
     Without it ``nproc`` counts all, as under ``docker run --cpus``; the share of processor time is the same."""
 
+    processor_time: float | None = Field(default=None, ge=0.01)
+    """Processors' time that it gets at most, in processors: 0.25 is a quarter of one's. ``nproc`` stays as it is. None:
+    what the task has as ``cpus``."""
+
     host_name: str = Field(default=HOST_NAME, pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$")
     """Its host name, which its /etc/hosts has, too."""
 

@@ -26,6 +26,8 @@ from tests.helpers.sandboxes.fake_episodes import fake_config
 
 SOME_TASK = ("--task-dir", "tasks/some")
 GIVEN = {
+    "require-audit": ("audit", Path("audit")),
+    "refused-findings": ("warning", "warning"),
     "env": ("local", "local"),
     "sandbox-option": ('limits={"pids": 9}', {"limits": {"pids": 9}}),
     "setup-command": ("apt-get install -y jq", "apt-get install -y jq"),
