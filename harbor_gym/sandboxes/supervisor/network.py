@@ -12,8 +12,7 @@ from pathlib import Path
 from harbor.models.task.config import NetworkAllowlistEntryType, classify_network_allowlist_entry
 
 from harbor_gym.sandboxes.errors import TaskError
-from harbor_gym.sandboxes.supervisor.program.egress.names import POOL
-from harbor_gym.sandboxes.supervisor.program.messages import Allowlist
+from harbor_gym.sandboxes.supervisor.program.messages import POOL, Allowlist
 from harbor_gym.sandboxes.tools import find_program
 
 NETWORK_PROGRAM = "slirp4netns"
@@ -60,22 +59,21 @@ def allowlist(hosts: Sequence[str], *, has_private: bool) -> Allowlist:
         has_private: Leave the private networks and this machine's own addresses open.
 
     Raises:
-        TaskError: An entry is an address that no sandbox may reach, or that names have in it.
+        TaskError: An entry has only addresses that no sandbox may reach.
     """
     kinds = {entry: classify_network_allowlist_entry(entry) for entry in hosts}
     named = NetworkAllowlistEntryType.HOSTNAME, NetworkAllowlistEntryType.WILDCARD_HOSTNAME
     names = tuple(entry for entry, kind in kinds.items() if kind in named)
-    closed = [IPv4Network(network) for network in closed_networks(has_private=has_private)]
+    # At the pool's addresses a sandbox finds names.
+    closed = [IPv4Network(network) for network in (*closed_networks(has_private=has_private), POOL)]
     parts: list[IPv4Network] = []
     for entry in (entry for entry in kinds if entry not in names):
         network = IPv4Network(entry)
-        if network.overlaps(IPv4Network(POOL)):
-            raise TaskError(f"allowed_hosts has {entry}, and listed names have their addresses in {POOL}: leave it out")
         found = _without(network, closed)
         if not found and not network.is_loopback:  # the sandbox's own loopback is open without a list
             raise TaskError(
                 f"allowed_hosts has {entry}, which no sandbox may reach: private networks and this machine's own "
-                "addresses are open with the sandbox option private_network=true, cloud metadata never"
+                f"addresses are open with the sandbox option private_network=true, cloud metadata and {POOL} never"
             )
         parts += found
     return Allowlist(names, _collapsed(parts))

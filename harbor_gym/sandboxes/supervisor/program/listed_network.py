@@ -14,9 +14,8 @@ import socket
 import sys
 from typing import NoReturn
 
-from egress.names import POOL
 from kernel import device, packet_filter
-from messages import Allowlist, Proxied, SupervisorConfig, to_json
+from messages import POOL, Allowlist, Proxied, SupervisorConfig, to_json
 from network import DEVICE, make_device
 from outside import Outsider
 

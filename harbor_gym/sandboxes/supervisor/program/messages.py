@@ -64,6 +64,10 @@ class Criu(NamedTuple):
     """It is killed after so long: less than its caller waits."""
 
 
+POOL = "198.18.0.0/15"
+"""Where a sandbox with an allowlist finds all listed names: addresses that nobody has (RFC 2544)."""
+
+
 class Allowlist(NamedTuple):
     """All that a sandbox may reach."""
 

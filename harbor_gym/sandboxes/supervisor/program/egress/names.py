@@ -10,9 +10,8 @@ import struct
 import zlib
 from collections.abc import Iterable
 
-POOL = "198.18.0.0/15"
-"""Where listed names have their addresses."""
-_FIRST, _HOSTS = bytes([198, 18]), (1 << 17) - 2
+_FIRST, _HOSTS = int.from_bytes(bytes([198, 18, 0, 0])), (1 << 17) - 2
+"""Those of :data:`messages.POOL`."""
 _TTL_SEC = 60
 _HEADER = struct.Struct("!6H")
 _ANSWERS, _ASKS_RECURSION, _OPCODE = 0x8080, 0x0100, 0x7800
@@ -51,9 +50,8 @@ def normal(name: bytes) -> str:
 
 
 def address_of(name: str) -> bytes:
-    """Return the address in :data:`POOL` that a name has in every sandbox, and in each phase of it."""
-    number = 1 + zlib.crc32(name.encode()) % _HOSTS
-    return (int.from_bytes(_FIRST + b"\0\0") + number).to_bytes(4)
+    """Return the address in :data:`messages.POOL` that a name has in every sandbox, and in each phase of it."""
+    return (_FIRST + 1 + zlib.crc32(name.encode()) % _HOSTS).to_bytes(4)
 
 
 def answer(query: bytes, names: Names) -> bytes:

@@ -1,7 +1,7 @@
 """The only way out of a sandbox with an allowlist: a process outside of it that takes its connections and queries.
 
 The sandbox's packet filter leads them to sockets that the supervisor has made in its network namespace; no other packet
-leaves it. A connection to a listed address is made as it is. One to a name's address (:data:`egress.names.POOL`) is
+leaves it. A connection to a listed address is made as it is. One to a name's address (:data:`messages.POOL`) is
 made to the host that it names in its first bytes, if that is listed: this process looks the name up itself, so neither
 the sandbox nor a resolver of its own decides where a name leads. Nothing is decrypted.
 
@@ -30,9 +30,9 @@ from egress.first_bytes import (
     is_tls,
     server_name,
 )
-from egress.names import POOL, Names, answer
+from egress.names import Names, answer
 from kernel.calls import PR_SET_PDEATHSIG, drop_capabilities, not_dumpable, prctl
-from messages import Proxied, parse
+from messages import POOL, Proxied, parse
 
 _NOBODY = 65534
 _MOST_CONNECTIONS = 256
