@@ -41,6 +41,8 @@ RECORDS: dict[str, list[str]] = {
     "rebinding.test": ["203.0.113.20", PRIVATE],
 }
 """Name → its addresses, one an answer in turn, with no time to live; or the name that it stands for."""
+LONG_BYTES = 256 << 20
+"""Of a site's page /long."""
 _ADDRESSES = (SITE, LISTED, EVIL, PRIVATE, METADATA, "203.0.113.20", "203.0.113.21", "203.0.113.130", "203.0.113.144")
 _seen: dict[str, list[Any]] = {"queries": [], "connections": []}
 
@@ -51,6 +53,14 @@ class _Pages(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _tell(self) -> None:
+        if self.path == "/long":
+            self.send_response(200)
+            self.send_header("Content-Length", str(LONG_BYTES))
+            self.end_headers()
+            part = bytes(1 << 20)
+            for _ in range(LONG_BYTES >> 20):
+                self.wfile.write(part)
+            return
         if self.headers.get("Upgrade"):
             self.wfile.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
             self.wfile.write(self.connection.recv(100))

@@ -45,7 +45,7 @@ _RESET = (
     "a bad chunk", "another at the end of chunks", "a line before", "a small method", "an endless head",
     # neither TLS nor HTTP/1
     "HTTP/2 in clear", "a tunnel", "HTTP/2", "HTTP/0.9", "no Host", "SSH", "bytes", "no ClientHello",
-    "a ClientHello without an end",
+    "a ClientHello without an end", "a head that never ends",
     "the proxy's own port 0",
 )  # fmt: skip
 _REFUSED = ("ECONNREFUSED", (
@@ -148,6 +148,16 @@ async def test_an_ordinary_users_does_not_either() -> None:
     done = await asyncio.to_thread(attack)
     assert done.returncode == 0, done.stdout + done.stderr
     _check(done.stdout)
+
+
+@pytest.mark.slow
+async def test_each_phase_has_its_list_in_an_episode_and_in_harbors_own_trial() -> None:
+    await ensure_base_tar()
+    argv = (*_ON_INTERNET, sys.executable, "-m", "tests.helpers.listed_trials")
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    trial, episode = json.loads(done.stdout)
+    assert trial == episode == [{"policy site": 1, "policy evil": 1, "verifier site": 1, "verifier evil": 0}]
 
 
 async def test_a_list_of_nothing_is_no_network(tmp_path: Path) -> None:

@@ -148,6 +148,9 @@ def netlink(name, family, kind, body):
         note(errno.errorcode.get(-struct.unpack_from("=i", kernel.recv(4096), 16)[0], "done"))
 
 
+stalled = connect("site.test")
+stalled.sendall(b"GET / HTTP/1.1\r\n")
+
 for name in ("site.test", "SITE.test.", "a.b.wild.test", "wild.test", "other.test", "notsite.test", "x.site.test",
              "xwild.test", "evil.test", "secret-data.evil.test", "localhost.localdomain"):  # fmt: skip
     resolve(name)
@@ -264,4 +267,6 @@ for number, port in enumerate(ports):
 results["processes"] = [
     pid for pid in os.listdir("/proc") if pid.isdigit() and b"proxy" in read(f"/proc/{pid}/cmdline")
 ]
+with case("a head that never ends"), stalled:
+    results["a head that never ends"] = stalled.recv(1).decode()
 json.dump(results, sys.stdout)

@@ -85,7 +85,8 @@ def close_networks(networks: Iterable[str], name_server: str, *, replaces: bool 
     Raises:
         OSError: The kernel refuses.
     """
-    _send(*messages(tuple(networks), name_server, replaces=replaces))
+    content, last = messages(tuple(networks), name_server, replaces=replaces)
+    netlink.send(_NETLINK_NETFILTER, content, last, "no packet filter for the network")
 
 
 def allow_networks(networks: Iterable[str], name_server: str, connections_port: int, queries_port: int) -> None:
@@ -121,11 +122,8 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
         ]),
         _rule([*_is(_FAMILY, bytes([socket.AF_INET])), _REJECT]),
     ]  # fmt: skip
-    _send(*_batch(made, replaces=True))
-
-
-def _send(content: bytes, last: int) -> None:
-    netlink.send(_NETLINK_NETFILTER, content, last, "no packet filter for the network")
+    what = "no packet filter for the allowlist (which needs nftables with nat, redirect and connection tracking)"
+    netlink.send(_NETLINK_NETFILTER, *_batch(made, replaces=True), what)
 
 
 @functools.cache
