@@ -75,7 +75,7 @@ async def _change(sandbox: LocalEnvironment) -> dict[str, Any]:
     for name, policy in policies.items():
         await sandbox.set_network_policy(policy)
         if name == "second":
-            await output(sandbox, "until grep -q ended /tmp/held; do sleep 0.05; done")
+            await output(sandbox, "timeout 60 sh -c 'until grep -q ended /tmp/held; do sleep 0.05; done'")
         seen = await output(sandbox, f"{DEVICES}; python3 -c '{_LOOK}'")
         *devices, hosts = seen.splitlines()
         reached[name] = [" ".join(devices), *json.loads(hosts), len(proxies())]
