@@ -12,7 +12,7 @@ from typing import Any
 
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
-from harbor_gym._runtime.procfs import descendants
+from harbor_gym._runtime.procfs import descendants, read_stat
 from harbor_gym.errors import SandboxLostError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.hostile.first_words import DEVICES, PUBLIC
@@ -57,14 +57,8 @@ _NONE = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
 
 def proxies() -> list[int]:
     """Return the pids of the proxies that come of this process."""
-    return [pid for pid in descendants(os.getpid()) if b"\0proxy\0" in _cmdline(pid)]
-
-
-def _cmdline(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    found = map(read_stat, descendants(os.getpid()))
+    return [stat.pid for stat in found if stat is not None and stat.name == "egress-proxy"]
 
 
 async def _change(sandbox: LocalEnvironment) -> dict[str, Any]:

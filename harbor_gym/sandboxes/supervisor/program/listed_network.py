@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import sys
 from typing import NoReturn
 
 from kernel import device, packet_filter
@@ -19,11 +18,14 @@ from messages import POOL, Allowlist, Proxied, SupervisorConfig, to_json
 from network import DEVICE, make_device
 from outside import Outsider
 
-_BOOT = "import sys; sys.path[:0] = sys.argv.pop(1), sys.argv.pop(1); import main; sys.exit(main.main())"
-_HERE = os.path.dirname(__file__)  # noqa: PTH120  # pathlib would cost 20 ms of imports at every start
-_ARCHIVE = os.path.join(_HERE, "..", "..", "archive")  # noqa: PTH118  # as above
 _BACKLOG = 256
 _OUTPUT_BYTES = 2000
+
+
+def prepare(config: SupervisorConfig) -> None:
+    """Import what the proxy needs, if there may be one: it is forked, which takes a tenth of a Python's start."""
+    if config.may_have_allowlist:
+        __import__("egress.proxy")  # no other sandbox's start waits for it
 
 
 class ListedNetwork:
@@ -93,15 +95,13 @@ class ListedNetwork:
             self._proxied = -1
 
     def _become(self, handles: list[int]) -> NoReturn:
+        from egress import proxy  # imported by prepare, before this process could import nothing more
+
         try:
-            *given, log = handles
+            spec, connections, queries, log = handles
             for target in (1, 2):
                 os.dup2(log, target)
-            for handle in given:
-                os.set_inheritable(handle, True)
-            words = ["proxy", *map(str, (*given, os.getppid()))]
-            argv = [sys.executable, "-I", "-S", "-c", _BOOT, _HERE, _ARCHIVE, *words]
-            os.execve(argv[0], argv, os.environ)
+            proxy.run(spec, connections, queries, os.getppid())
         except BaseException as exc:  # a forked child must never return into its parent's code
             os.write(2, str(exc).encode("utf-8", "replace"))
         finally:

@@ -27,11 +27,6 @@ def main() -> int:
 
             handle, *further = map(int, handles)
             return transfers.serve(handle, json.loads(text)["transfers"], *further)
-        case ["proxy", *handles]:
-            from egress import proxy
-
-            proxy.run(*map(int, handles))
-            return 0
         case ["probe", directory]:
             import probe
 
@@ -39,6 +34,5 @@ def main() -> int:
             return 0
         case _:
             raise SystemExit(
-                "usage: serve FD JSON | forkserver FD PID | enter JSON | transfers JSON FD... | proxy FD FD FD PID | "
-                "probe DIRECTORY"
+                "usage: serve FD JSON | forkserver FD PID | enter JSON | transfers JSON FD... | probe DIRECTORY"
             )

@@ -27,6 +27,7 @@ import accounts
 import checkpoint
 import control_socket
 import files
+import listed_network
 import namespaces
 from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of, substitutes
 from children import Children
@@ -48,7 +49,6 @@ from kernel.capabilities import POLICY
 from kernel.ids import Ids
 from kernel.procfs import is_exiting, start_time
 from kernel.steps import failure
-from listed_network import ListedNetwork
 from messages import (
     CommandSpec,
     Identity,
@@ -93,7 +93,7 @@ class _Supervisor:
         self.cgroup_fds: list[int] = []
         self.cgroups = cgroups.Cgroups(config.cgroups, config.limits)
         self.further_limits = substitutes(config.limits, config.cgroups, is_rootless=config.is_rootless)
-        self.listed = ListedNetwork(config, self.poll)
+        self.listed = listed_network.ListedNetwork(config, self.poll)
         self.network = UserNetwork(config, self.first, self.poll)
         self.served: list[Served] = []
         self.files_of_view = FilesOfView(namespaces.Layers.of(config), config.directories, config.limits.processors)
@@ -544,6 +544,7 @@ def warm_up(data: object) -> None:
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # as a forkserver is
             json.loads(json.dumps(data))
             namespaces.prepare(config)
+            listed_network.prepare(config)
             steps_of(resolve(_ANY_COMMAND), 0, []).content()
             parse(CommandSpec, json.loads(to_json(_ANY_COMMAND)))
             parse(Target, json.loads(to_json(Target(0, "", (), config.cgroups, False, config.filters))))
@@ -562,6 +563,7 @@ def serve(control_fd: int, data: object, reaper: int = 0) -> int:
     control = socket.socket(fileno=control_fd)
     try:
         config = parse(SupervisorConfig, data)
+        listed_network.prepare(config)
         parent = os.pidfd_open(config.parent)
         memory_kills = MemoryKills()
         harden_self()

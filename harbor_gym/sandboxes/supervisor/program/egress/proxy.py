@@ -31,9 +31,11 @@ from egress.first_bytes import (
     server_name,
 )
 from egress.names import Names, answer
-from kernel.calls import PR_SET_PDEATHSIG, drop_capabilities, not_dumpable, prctl
+from kernel.calls import PR_SET_PDEATHSIG, drop_capabilities, not_dumpable, prctl, write_file
 from messages import POOL, Proxied, parse
 
+NAME = "egress-proxy"
+"""The process's own, for people who list processes."""
 _NOBODY = 65534
 _MOST_CONNECTIONS = 256
 _OPEN_FILES = 2 * _MOST_CONNECTIONS + 64
@@ -350,8 +352,9 @@ def run(spec: int, connections: int, queries: int, parent: int) -> None:
     os.close(spec)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_OPEN_FILES, hard), hard))
-    gc.enable()  # this process has no forked ones, and runs for long
+    gc.enable()  # this process runs for long, and shares few pages by then
     os.chdir("/")
+    write_file("/proc/self/comm", NAME)
     if not proxied.is_rootless:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
