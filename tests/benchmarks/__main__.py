@@ -24,6 +24,7 @@ from tests.benchmarks import (
     executors,
     fork,
     memory,
+    network,
     reset,
     singularity,
     size,
@@ -155,6 +156,17 @@ def run_memory(
         config = TerminalEnvConfig(task_dir=ROOT / "tasks/devops_task", sandbox=env)
         idle = asyncio.run(memory.measure_idle_memory(config, count=count))
     print_report(idle, memory.format_idle, as_json)
+
+
+@benchmarks.command("network")
+def run_network(
+    repeat: Annotated[int, typer.Option(min=1, help="Local sandboxes of each way, by turns.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Time what a local sandbox with an allowlist reaches, by name and by address, beside a public network. As root."""
+    with measuring("local"):
+        report = asyncio.run(network.measure_network(repeat))
+    print_report(report, network.format_network, as_json)
 
 
 @benchmarks.command("truth")
