@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
-#   engines.sh local    tmux, slirp4netns, buildah, runc, mmdebstrap: the local sandbox; bubblewrap, its benchmark's peer;
-#                       fzf, which a test takes into its sandbox; libnftables, whose rules a test compares with the sandbox's; ip, for the internet of tests;
+#   engines.sh local    tmux, slirp4netns, buildah, runc, mmdebstrap: the local sandbox; Compose, which reads its tasks' files;
+#                       bubblewrap, its benchmark's peer; ip, for the internet of tests;
+#                       fzf, which a test takes into its sandbox; libnftables, whose rules a test compares with the sandbox's;
 #                       where no registry answers, the base images of the tasks and tests. Needs .venv
 #   engines.sh browser  Chromium, which the tests of the page of a run drive
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
@@ -38,6 +39,7 @@ local_engine() {
   elif can_apt && apt_has netavark && ! find_helper netavark; then
     apt_install netavark
   fi
+  compose_reader
   if is_root; then
     tun_device
     user_namespaces
@@ -45,6 +47,36 @@ local_engine() {
     log 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
   fi
   base_images
+}
+
+# Compose alone, without Docker, reads a task's docker-compose.yaml.
+compose_reader() {
+  ! has_compose_program || return 0
+  if can_apt; then
+    apt_update
+    compose_package has_compose_program
+    has_compose_program || "$here/docker_plugins.sh" || true
+  fi
+  has_compose_program || log 'there is no Compose v2: local sandboxes refuse tasks with a docker-compose.yaml'
+}
+
+has_compose_program() {
+  local place
+  for place in "$(command -v docker-compose)" /usr/{local/,}lib{exec,}/docker/cli-plugins/docker-compose; do
+    if [ -x "$place" ] && [[ $("$place" version --short 2>/dev/null) != 1.* ]]; then return 0; fi
+  done
+  return 1
+}
+
+# The first of its packages that has version 2, unless the given check succeeds before.
+compose_package() {
+  local package
+  for package in docker-compose-v2 docker-compose docker-compose-plugin; do
+    if ! "$1" && [ "$(apt_major "$package")" -ge 2 ]; then
+      log "installing $package"
+      apt_install "$package" || true
+    fi
+  done
 }
 
 # The tests use the bases of the shipped tasks.
@@ -121,12 +153,7 @@ docker_plugins() {
   can_apt || die 'Docker has no Compose v2 or no buildx. Install the packages docker-compose-v2 and docker-buildx (Ubuntu) or docker-compose-plugin and docker-buildx-plugin (Docker)'
   apt_update
   local package
-  for package in docker-compose-v2 docker-compose docker-compose-plugin; do
-    if ! has_compose && [ "$(apt_major "$package")" -ge 2 ]; then
-      log "installing $package"
-      apt_install "$package" || true
-    fi
-  done
+  compose_package has_compose
   for package in docker-buildx docker-buildx-plugin; do
     if ! has_buildx && apt_has "$package"; then
       log "installing $package"

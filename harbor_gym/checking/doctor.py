@@ -27,6 +27,7 @@ from harbor_gym.errors import HarborGymError, MissingDependencyError, SandboxErr
 from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
 from harbor_gym.sandboxes.apptainer import programs as apptainer
 from harbor_gym.sandboxes.local import criu
+from harbor_gym.sandboxes.local.compose.reader import compose_program
 from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.sandboxes.supervisor import cgroups, own_ids, seccomp
@@ -150,6 +151,9 @@ def _local() -> Iterable[Finding]:
     yield _core_files()
     lack = f"no {NETWORK_PROGRAM}: tasks with a network are refused" if missing_packages() else ""
     yield _finding("local", NETWORK_PROGRAM, lack, f"apt-get install -y {NETWORK_PROGRAM}", is_needed=False)
+    compose = compose_program()
+    lack = "" if compose else "no Compose 2: tasks with a docker-compose.yaml are refused"
+    yield _finding("local", "docker-compose", lack, _COMPOSE, note=compose or "", is_needed=False)
     refusal, fix = rootless.network_refusal()
     cost = "tasks run without a network" if rootless.is_rootless() else "tasks with a network are refused"
     yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)

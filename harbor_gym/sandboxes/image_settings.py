@@ -28,6 +28,9 @@ class ImageSettings:
     entrypoint: tuple[str, ...] = ()
     """The words of ENTRYPOINT."""
 
+    command: tuple[str, ...] = ()
+    """The words of CMD, which only a service of a Compose project runs."""
+
     healthcheck: Healthcheck | None = None
     """The check set by HEALTHCHECK."""
 
@@ -45,6 +48,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "workdir": config.get("WorkingDir") or "/",
         "user": config.get("User") or "0",
         "entrypoint": tuple(config.get("Entrypoint") or ()),
+        "command": tuple(config.get("Cmd") or ()),
         "healthcheck": healthcheck_of(config),
         "volumes": tuple(config.get("Volumes") or ()),
     }
@@ -57,6 +61,7 @@ def config_of(settings: ImageSettings) -> dict[str, Any]:
         "WorkingDir": settings.workdir,
         "User": settings.user,
         "Entrypoint": list(settings.entrypoint),
+        "Cmd": list(settings.command),
         "Volumes": {volume: {} for volume in settings.volumes},
         **healthcheck_config(settings.healthcheck),
     }

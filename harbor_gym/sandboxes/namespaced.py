@@ -126,13 +126,17 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
 
     @override
     def _validate_definition(self) -> None:
-        if (self.environment_dir / COMPOSE_FILE_NAME).exists():
+        if not self._runs_compose and (self.environment_dir / COMPOSE_FILE_NAME).exists():
             raise TaskUnsupportedError(
                 f"{self.environment_dir / COMPOSE_FILE_NAME}: {self.type()} sandboxes run one container and no "
-                "Compose: use --env docker for this task"
+                "Compose: use --env docker or --env local for this task"
             )
         if not self._has_image_of_options:
-            require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
+            require_agent_environment_definition(
+                self.environment_dir,
+                docker_image=self.task_env_config.docker_image,
+                extra_docker_compose_paths=self.extra_docker_compose_paths,
+            )
         foreign = [mount["target"] for mount in self._mounts if not is_trials_own(mount, self.trial_paths)]
         if foreign:
             raise TaskUnsupportedError(
@@ -155,6 +159,11 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
                 raise TaskError(
                     f"[environment] {name} = {value}: must be at least {least}; without it, the default holds"
                 )
+
+    @property
+    def _runs_compose(self) -> bool:
+        """Whether this kind of sandbox runs a task's ``docker-compose.yaml``."""
+        return False
 
     @property
     def _has_image_of_options(self) -> bool:
@@ -211,7 +220,7 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
         if self._options.processor_set:
             self._processors = processors.take(self._effective_cpus)
             config = config._replace(limits=config.limits._replace(processors=self._processors))
-        if (name := self._options.host_name) != HOST_NAME:
+        if (name := self._options.host_name) != HOST_NAME == config.host_name:
             hosts = f"127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
             own = {"hosts": hosts, "hostname": f"{name}\n"}
             config = config._replace(host_name=name, etc={**config.etc, **own})
@@ -586,6 +595,15 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
     def _way(self) -> Way:
         return knowing_empty(self._running().carry, self._known_empty)
 
+    @property
+    def supervised(self) -> SupervisedSandbox:
+        """The running sandbox behind this environment, for what is joined to it.
+
+        Raises:
+            SandboxLostError: It is not running.
+        """
+        return self._running()
+
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:
             raise SandboxLostError(f"the {self.type()} sandbox of {self.environment_name} is not running")
@@ -673,23 +691,22 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
         Raises:
             TaskError: It fails as often as the image allows.
         """
-        if (declared := image.healthcheck) is None:
-            return
+        if image.healthcheck is not None:
+            await await_health(image.healthcheck, functools.partial(self._check_health, image))
+
+    async def _check_health(self, image: ImageSettings, limit_sec: float) -> tuple[int, str]:
+        assert image.healthcheck is not None
         request = self._request("HEALTHCHECK", user=image.user, cwd=image.workdir)
-        request = request._replace(argv=declared.argv, joins_outputs=True)
-
-        async def check(limit_sec: float) -> tuple[int, str]:
-            try:
-                finished = await self._running().run(request, timeout_sec=limit_sec)
-            except SandboxTimeoutError:
-                return -1, f"no answer within {limit_sec:g} s"
-            except SandboxLostError:
-                raise
-            except SandboxError as exc:
-                return -1, str(exc)
-            return finished.return_code, finished.stdout.text()
-
-        await await_health(declared, check)
+        request = request._replace(argv=image.healthcheck.argv, joins_outputs=True)
+        try:
+            finished = await self._running().run(request, timeout_sec=limit_sec)
+        except SandboxTimeoutError:
+            return -1, f"no answer within {limit_sec:g} s"
+        except SandboxLostError:
+            raise
+        except SandboxError as exc:
+            return -1, str(exc)
+        return finished.return_code, finished.stdout.text()
 
 
 def default_env(image: ImageSettings) -> dict[str, str]:

@@ -14,6 +14,7 @@ from harbor_gym.embedded.models import cached_model
 from harbor_gym.errors import MissingDependencyError, SandboxError
 from harbor_gym.sandboxes.apptainer.programs import require_all
 from harbor_gym.sandboxes.local import criu
+from harbor_gym.sandboxes.local.compose.reader import compose_program
 from tests.helpers.paths import ROOT
 
 _UNPACKED = tuple(ROOT / "build/engines" / place for place in ("apptainer/bin", "criu/usr/sbin", "registry/usr/bin"))
@@ -21,6 +22,7 @@ _HOW_TO_ENABLE = {
     "browser": "install Chromium (`make engines` gets it; apt-get install chromium)",
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, runc, mmdebstrap, tmux (`make engines` gets them)",
+    "compose": "run as root with what `local` needs and Compose 2, without Docker (`make engines` gets both)",
     "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
     "criu": "run as root with CRIU 4.2 or later (`make engines-criu` unpacks it on Debian; see `harbor-gym doctor`)",
     "registry": "install docker-registry (`make engines-registry` unpacks it on Debian)",
@@ -51,6 +53,8 @@ def has_engine(engine: str) -> bool:
         case "local":
             tools = ("buildah", "mmdebstrap", "runc", "slirp4netns", "tmux")
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
+        case "compose":
+            return has_engine("local") and compose_program() is not None
         case "apptainer":
             return _runs_apptainer()
         case "criu":

@@ -53,6 +53,7 @@ from harbor_gym.sandboxes.images.builder import (
     run_buildah,
     run_environment,
 )
+from harbor_gym.sandboxes.images.chosen import Recipe, chosen
 from harbor_gym.sandboxes.images.context import Context
 from harbor_gym.sandboxes.images.plan import PICKED, LookNeeded, Plan, planned, unknown_name
 from harbor_gym.sandboxes.images.recipe import read
@@ -61,7 +62,7 @@ from harbor_gym.sandboxes.tools import DockerfileError, build_failure, contained
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 7
+_FORMAT = 8
 """Version of the cache's layout and of exported layers. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
 _LAYER_IS_GONE = "layer not known"
@@ -124,6 +125,15 @@ class ImageSource:
 
     rootfs: Path | None = None
     """A root file system: a directory, or a tar of one."""
+
+    recipe: Recipe | None = None
+    """How the build context is built; None is by its ``Dockerfile`` alone."""
+
+    @property
+    def dockerfile(self) -> Path:
+        """The Dockerfile, which names errors."""
+        file = None if self.recipe is None else self.recipe.file
+        return file or self.environment_dir / "Dockerfile"
 
     def __str__(self) -> str:
         return str(self.rootfs or self.docker_image or self.environment_dir)
@@ -253,7 +263,7 @@ async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
     if source.docker_image:
         text = f"FROM {source.docker_image}\n"
     else:
-        text = await asyncio.to_thread(_read_dockerfile, source.environment_dir)
+        text = await asyncio.to_thread(_read_dockerfile, source)
     with _naming_dockerfile(source):
         return text, {ref: await resolve_base(ref) for ref in read(text).images}
 
@@ -282,9 +292,7 @@ async def _make_image(
             return await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     volumes: tuple[str, ...] = ()
     if source.docker_image is None:
-        image_id, volumes = await _run_build(
-            source.environment_dir, text, base_images, is_fresh=is_fresh, on_step=work.tell
-        )
+        image_id, volumes = await _run_build(source, text, base_images, is_fresh=is_fresh, on_step=work.tell)
     elif sources.is_archive(source.docker_image):
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
@@ -308,7 +316,7 @@ async def _make_image(
 
 
 async def _run_build(
-    environment_dir: Path,
+    source: ImageSource,
     text: str,
     base_images: dict[str, Base],
     *,
@@ -316,7 +324,7 @@ async def _run_build(
     on_step: Callable[[str], object] | None = None,
 ) -> tuple[str, tuple[str, ...]]:
     """Build a Dockerfile; return the image's id and the VOLUMEs that only the Dockerfile names."""
-    path = environment_dir / "Dockerfile"
+    path = source.dockerfile
     for name, base in base_images.items():
         if base.has_volumes:
             await asyncio.to_thread(require_faithful, path, name)
@@ -330,7 +338,7 @@ async def _run_build(
         for attempt in map(folder.joinpath, map(str, itertools.count())):
             attempt.mkdir()
             plan, argv = await asyncio.to_thread(
-                _prepare, environment_dir, text, base_images, attempt, answers, is_fresh=is_fresh
+                _prepare, source.environment_dir, text, base_images, attempt, answers, is_fresh=is_fresh
             )
             if (wanted := answers.wanted) is not None and isinstance(wanted.of, str):
                 await answers.find(wanted, wanted.of, folder)
@@ -471,13 +479,19 @@ def load_image(digest: str) -> Image | None:
 # --- sources ---------------------------------------------------------------------------------------------------------
 
 
-def _read_dockerfile(environment_dir: Path) -> str:
+def _read_dockerfile(source: ImageSource) -> str:
+    recipe = source.recipe
+    if recipe is not None and recipe.inline is not None:
+        return chosen(recipe.inline, recipe)
     try:
-        return (environment_dir / "Dockerfile").read_bytes().decode("utf-8", "surrogateescape")
+        text = source.dockerfile.read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
+        if recipe is not None:
+            raise TaskError(f"there is no {source.dockerfile}, which docker-compose.yaml builds") from None
         raise SandboxStartError(
-            f"{environment_dir} has no Dockerfile and the task names no docker_image: there is nothing to build"
+            f"{source.environment_dir} has no Dockerfile and the task names no docker_image: there is nothing to build"
         ) from None
+    return text if recipe is None else chosen(text, recipe)
 
 
 def content_hash(source: ImageSource) -> str:
@@ -495,7 +509,11 @@ def content_hash(source: ImageSource) -> str:
             path = sources.archive_path(source.docker_image, environment_dir)
             total.update(sources.fingerprint(path).encode())
         return total.hexdigest()
-    return _context_hashes.get(environment_dir, lambda: _context_hash(environment_dir))
+    context = _context_hashes.get(environment_dir, lambda: _context_hash(environment_dir))
+    if source.recipe is None:
+        return context
+    text = _read_dockerfile(source).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(context.encode() + text).hexdigest()
 
 
 _context_hashes = UntilChanged[str]()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, override
 
-from harbor.environments.definition import (
-    should_use_prebuilt_docker_image,
-)
+from harbor.environments.base import ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities
+from harbor.environments.definition import COMPOSE_FILE_NAME, should_use_prebuilt_docker_image
+from harbor.models.task.config import NetworkPolicy
+from harbor.utils.env import resolve_env_vars
 from pydantic import TypeAdapter, ValidationError
 
 from harbor_gym._runtime import rootless
@@ -21,20 +25,25 @@ from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.errors import MissingDependencyError, UsageError
 from harbor_gym._runtime.harbor_versions import check_options, declares_options
 from harbor_gym.sandboxes.declared import require_room
+from harbor_gym.sandboxes.entrypoint import await_services
 from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image, hold_known
 from harbor_gym.sandboxes.local import criu
+from harbor_gym.sandboxes.local.compose.member import Member, is_idle, require_options
+from harbor_gym.sandboxes.local.compose.reader import read_project
+from harbor_gym.sandboxes.local.compose.running import RunningServices
 from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.sandboxes.local.snapshots import hold_set_up
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.setup_command import is_of_verifier
 from harbor_gym.sandboxes.supervisor import cgroups, own_ids, seccomp
-from harbor_gym.sandboxes.supervisor.client import COPY_TIMEOUT_SEC, Dump
+from harbor_gym.sandboxes.supervisor.client import COPY_TIMEOUT_SEC, Dump, SupervisedSandbox
 from harbor_gym.sandboxes.supervisor.options import warn_once
 from harbor_gym.sandboxes.supervisor.program import accounts
 from harbor_gym.sandboxes.supervisor.program.messages import (
     HIGH_IDS,
+    CgroupLimits,
     CommandSpec,
     SupervisorConfig,
 )
@@ -130,7 +139,11 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
     root inside has the caller's user id, confined in namespaces.
 
     Needs Linux with buildah, libseccomp and the OCI seccomp profile of buildah's package, and root or an ordinary user
-    with subordinate ids (subuid(5)). Compose tasks, GPUs and host mounts of the user's own are refused.
+    with subordinate ids (subuid(5)). GPUs and host mounts of the user's own are refused.
+
+    **Services** of a task's ``docker-compose.yaml`` are further sandboxes of the episode, each with its own ids, limits
+    and files, in networks that lead nowhere else; Compose reads the file. Root alone can have them. What of Compose is
+    not supported is refused by name.
 
     The environment belongs to the event loop that started it. Its sandboxes end with the process in any case.
     """
@@ -146,12 +159,45 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         options = LocalOptions.taken_from(kwargs)
         self._copied: SandboxDump | None = None
         self._built: Image | None = None
+        self._member: Member | None = None
+        self._others: RunningServices | None = None
         super().__init__(options, *args, **kwargs)
 
     @staticmethod
     @override
     def type() -> str:
         return "local"
+
+    @property
+    @override
+    def capabilities(self) -> EnvironmentCapabilities:
+        return super().capabilities.model_copy(update={"docker_compose": True})
+
+    @property
+    @override
+    def _uses_compose(self) -> bool:
+        return bool(self.extra_docker_compose_paths) or (self.environment_dir / COMPOSE_FILE_NAME).exists()
+
+    @property
+    @override
+    def _runs_compose(self) -> bool:
+        return True
+
+    @override
+    def _validate_definition(self) -> None:
+        super()._validate_definition()
+        if self._uses_compose:
+            require_options(self._options)
+
+    @property
+    def options(self) -> LocalOptions:
+        """The options with which it was made."""
+        return self._options
+
+    @property
+    def phase_policies(self) -> tuple[NetworkPolicy, ...]:
+        """The networks of the trial's phases."""
+        return self._phase_policies
 
     @property
     def known_failures(self) -> Mapping[str, str]:
@@ -195,6 +241,8 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
     @override
     async def _provide_image(self, *, force_build: bool) -> None:
         copied = self._copied
+        if self._uses_compose:
+            await self._read_compose(force_build=force_build)
         if copied is not None and copied.memory.is_packed:
             copied.machine.require(await criu.machine())
         if copied is None or copied.memory.is_packed:
@@ -206,12 +254,22 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
             self._built, self._hold = copied.image, hold_known(copied.image)
             if self._hold is None:
                 raise SandboxStartError("the local sandbox's copy does not come up: its image was removed meanwhile")
+        if self._others is not None:
+            await self._others.build_images(force_build=force_build)
 
     @override
     async def _bring_up(self) -> None:
         copied, self._copied = self._copied, None
+        image = await self._bring_up_sandbox(None if copied is None else copied.memory)
+        if self._others is not None:
+            await self._others.start(self, self._begin_main)
+        elif copied is None:
+            await self._make_ready(image)
+
+    async def _bring_up_sandbox(self, copied: Dump | None = None) -> Image:
+        """Start the sandbox without a command of the task; return its image with the settings that hold in it."""
         assert self._built is not None
-        self._image = image = self._built
+        self._image = image = self._built if self._member is None else self._member.dressed(self._built)
         ids = image.layers, image.user, image.high_ids
         if (high_ids := _known_high_ids.get(ids)) is None:
             high_ids = await asyncio.to_thread(_high_ids, image)
@@ -219,23 +277,20 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
                 del _known_high_ids[next(iter(_known_high_ids))]
             _known_high_ids[ids] = high_ids
         config = self._config(image, self._directories(image), high_ids)
-        await self._start_sandbox(config, copied=None if copied is None else copied.memory)
-        if copied is None:
-            await self._make_ready(image)
+        if self._member is not None:
+            config = self._member.placed(config, self._host_name)
+        await self._start_sandbox(config, copied=copied)
+        return image
+
+    @property
+    def _host_name(self) -> str:
+        """Its host name, unless its service gives one."""
+        return self._options.host_name
 
     async def _hold_image(self, *, force_build: bool) -> tuple[Image, Hold]:
-        config, chosen = self.task_env_config, self._chosen_image
-        prebuilt = should_use_prebuilt_docker_image(
-            self.environment_dir,
-            docker_image=config.docker_image,
-            force_build=force_build or chosen.build_dockerfile,
-        )
-        source = ImageSource(
-            self.environment_dir,
-            docker_image=chosen.image or (config.docker_image if prebuilt else None),
-            rootfs=chosen.rootfs,
-        )
-        timeout_sec = config.build_timeout_sec
+        chosen = self._chosen_image
+        source = self._source(force_build=force_build)
+        timeout_sec = self.task_env_config.build_timeout_sec
         image, held = await hold_image(source, build_timeout_sec=timeout_sec, force_build=force_build)
         if chosen.setup_command is None:
             return image, held
@@ -245,6 +300,29 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
             return await hold_set_up(image, command, config, timeout_sec=timeout_sec)
         finally:
             held.release()
+
+    def _source(self, *, force_build: bool) -> ImageSource:
+        """Return the source of its image: the options, the Compose file or the task's definition."""
+        config, chosen = self.task_env_config, self._chosen_image
+        if (
+            self._member is not None
+            and not self._has_image_of_options
+            and not self._member.is_plain(self.environment_dir)
+        ):
+            return self._member.source
+        is_prebuilt = self._is_prebuilt(force_build=force_build)
+        return ImageSource(
+            self.environment_dir,
+            docker_image=chosen.image or (config.docker_image if is_prebuilt else None),
+            rootfs=chosen.rootfs,
+        )
+
+    def _is_prebuilt(self, *, force_build: bool) -> bool:
+        return should_use_prebuilt_docker_image(
+            self.environment_dir,
+            docker_image=self.task_env_config.docker_image,
+            force_build=force_build or self._chosen_image.build_dockerfile,
+        )
 
     @property
     def _chosen_image(self) -> LocalOptions:
@@ -273,6 +351,147 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
             has_own_ids=high_ids is not None and not own_ids.refusal(),  # found when the image's ids were
             high_ids=tuple(high_ids or ()),
         )
+
+    @override
+    def _limits(self) -> CgroupLimits:
+        limits = super()._limits()
+        return limits if self._member is None else self._member.limited(limits)
+
+    # --- services ------------------------------------------------------------------------------------------------
+
+    async def _read_compose(self, *, force_build: bool) -> None:
+        """Read the Compose files as Harbor's Docker has them read, and make an environment of each service."""
+        project = await read_project(
+            self.environment_dir,
+            self.extra_docker_compose_paths,
+            name=self.session_id,
+            docker_image=self.task_env_config.docker_image if self._is_prebuilt(force_build=force_build) else None,
+            task_env=resolve_env_vars(self.task_env_config.env) if self.task_env_config.env else {},
+            main_env=self._startup_env(),
+            mounts=self._mounts,
+        )
+        self._member = Member(project, project.main)
+        # That class is a sandbox of this module.
+        from harbor_gym.sandboxes.local.compose.service import ServiceSandbox
+
+        sandboxes = {other.name: ServiceSandbox(Member(project, other), self) for other in project.others}
+        self._others = RunningServices(
+            project, sandboxes, self.trial_paths.trial_dir / "services", self._storage_mb << 20
+        )
+
+    async def _begin_main(self) -> None:
+        """Make the agent's own sandbox ready, once the services run on which it depends."""
+        image = self._started_image()
+        assert isinstance(image, Image)
+        assert self._others is not None
+        if is_idle(image.command):
+            await self._make_ready(image)
+            return
+        await self._others.begin_command(self)
+        self._services = await await_services(self._running().clean_up)
+        await self._make_ready(replace(image, entrypoint=()))
+
+    @override
+    def _has_network(self, policy: NetworkPolicy) -> bool:
+        return (self._member is None or self._member.has_way_out) and super()._has_network(policy)
+
+    @override
+    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
+        await super()._apply_network_policy(network_policy)
+        if self._others is not None:
+            for sandbox in self._others.sandboxes.values():
+                await sandbox.follow(network_policy)
+
+    @override
+    async def _end(self, sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
+        others, self._others = self._others, None
+        try:
+            if others is not None:
+                await others.stop()
+        finally:
+            await super()._end(sandbox, hold)
+
+    @override
+    async def service_exec(
+        self,
+        command: str,
+        *,
+        service: str | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """Run ``command`` in a service: in another than ``main`` by its ``sh``, with its own user and environment.
+
+        Raises:
+            SandboxError: As :meth:`exec`, or there is no such service, or its command has ended.
+            ServiceOperationsUnsupportedError: The task has no Compose file.
+        """
+        given: dict[str, Any] = {"cwd": cwd, "env": env, "timeout_sec": timeout_sec, "user": user}
+        if service is None or self.is_main_service(service) or self._others is None:
+            return await super().service_exec(command, service=service, **given)
+        sandbox = self._others.running(service)
+        if (emit := self._output_callback()) is None:
+            return await sandbox.exec(command, **given)
+        with sandbox.scoped_output_callback(emit):
+            return await sandbox.exec(command, **given)
+
+    @override
+    async def service_download_file(
+        self, source_path: str, target_path: Path | str, *, service: str | None = None
+    ) -> None:
+        """Copy a file out of a service, also after its command's end; as :meth:`service_exec`."""
+        if service is None or self.is_main_service(service) or self._others is None:
+            await super().service_download_file(source_path, target_path, service=service)
+        else:
+            await self._others.sandbox(service).download_file(source_path, target_path)
+
+    @override
+    async def service_download_dir(
+        self, source_dir: str, target_dir: Path | str, *, service: str | None = None
+    ) -> None:
+        """Copy a directory out of a service; as :meth:`service_download_file`."""
+        if service is None or self.is_main_service(service) or self._others is None:
+            await super().service_download_dir(source_dir, target_dir, service=service)
+        else:
+            await self._others.sandbox(service).download_dir(source_dir, target_dir)
+
+    @override
+    async def stop_service(self, service: str) -> None:
+        """End the processes of a service, by SIGTERM first; its files stay, and the other services run on.
+
+        Raises:
+            SandboxError: There is no such service.
+            ServiceOperationsUnsupportedError: The task has no Compose file.
+        """
+        if self._others is None:
+            await super().stop_service(service)
+        elif self.is_main_service(service):
+            await self.end_processes(grace_sec=self._others.project.main.stop_grace_sec)
+        else:
+            await self._others.end(service)
+
+    async def start_command(self) -> PipedCommand:
+        """Start the command of its service, with the image's ENTRYPOINT before it."""
+        image = self._started_image()
+        argv = (*image.entrypoint, *image.command)
+        env = default_env(image)
+        return await self._running().open(
+            CommandSpec(shlex.join(argv), image.user, image.workdir, env, argv, joins_outputs=True)
+        )
+
+    async def end_processes(self, *, grace_sec: float) -> None:
+        """End all processes in the sandbox, which stays.
+
+        Args:
+            grace_sec: Seconds from SIGTERM to SIGKILL.
+        """
+        arguments = {
+            "own": [], "ipc_objects": [], "terminal": [], "leftovers": "", "grace_sec": grace_sec,
+            "deadline_sec": grace_sec + _END_SEC / 2, "keeps": False,
+        }  # fmt: skip
+        await self._running().clean_up("stop", arguments, timeout_sec=grace_sec + _END_SEC)
 
     # --- copies --------------------------------------------------------------------------------------------------
 
@@ -335,6 +554,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
 _known_high_ids: dict[tuple[tuple[str, ...], str, tuple[int, ...]], tuple[int, ...]] = {}
 """Layers, USER and ids of an image's files → result of :func:`_high_ids`, of the last :data:`_KEPT_IMAGES`."""
 _KEPT_IMAGES = 256
+_END_SEC = 30.0
 
 
 def _high_ids(image: Image) -> tuple[int, ...]:

@@ -354,6 +354,28 @@ class SupervisedSandbox:
         if answer["error"]:
             raise SandboxError(f"{self._name} gets no network: {answer['error']}")
 
+    async def share(self, work: str, details: Mapping[str, Any], *handles: int) -> int:
+        """Make or take up something that several sandboxes share, before a policy is in this one.
+
+        Args:
+            work: ``make_networks``, ``join_networks`` or ``lend``, or a change of the sandbox's mounts: ``volume``,
+                ``memory``, ``take_off``, ``shm`` or ``close_root``. See the supervisor's ``shared`` module.
+            details: The work's arguments.
+            handles: A descriptor of what is taken up.
+
+        Returns:
+            A descriptor of what was made, which the caller closes; -1 if nothing was.
+
+        Raises:
+            SandboxStartError: The kernel refuses.
+            SandboxTimeoutError: It took too long.
+        """
+        message, what = {"op": "share", "work": work}, f"it was joined to others ({work})"
+        answer = await self._ask_in_time(message, details, _READY_TIMEOUT_SEC, what, *handles)
+        if answer["error"]:
+            raise SandboxStartError(f"{self._name} can't be joined to others ({work}): {answer['error']}")
+        return next(iter(answer["handles"]), -1)
+
     async def enter_view(
         self, paths: Sequence[str], *, rank: str, also: Sequence[str] = (), apart: Sequence[str] = ()
     ) -> None:

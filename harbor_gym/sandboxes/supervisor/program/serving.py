@@ -29,6 +29,7 @@ import control_socket
 import files
 import listed_network
 import namespaces
+import shared
 from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of, substitutes
 from children import Children
 from fuse import Served
@@ -100,6 +101,8 @@ class _Supervisor:
         self.view: View | None = None
         self.views = 0
         self.pinned: list[str] = []
+        self.volumes, self.attached = shared.Volumes(), shared.Attached()
+        self.networks = -1
         self.loss = ""
         self.loss_kind = ""
 
@@ -227,6 +230,8 @@ class _Supervisor:
                 self.start_dump(message["id"], handles[0])
             elif message["op"] == "restore":
                 self.start_restore(message["id"], *handles)
+            elif message["op"] == "share":
+                self.share(message["id"], message["work"], *handles)
             elif message["op"] == "written":
                 own = {files.RESOLVER, *(f"{files.ETC}/{name}" for name in self.config.etc)}
                 self.children.start(message["id"], lambda: None, lambda: view.written_paths(own))
@@ -234,6 +239,44 @@ class _Supervisor:
             for handle in handles:
                 os.close(handle)
         return True
+
+    def share(self, request: int, work: str, spec_handle: int, *given: int) -> None:
+        """Make or take up something that the sandboxes of a project share, before anybody's command runs here."""
+        spec = control_socket.read_spec(spec_handle)
+        error, made = "", -1
+        try:
+            if work == "make_networks":
+                made = shared.make_networks(**spec)
+            elif work == "join_networks":
+                self.networks = os.dup(given[0])  # kept: the networks last as long as one sandbox that is in them
+                shared.join_networks(self.networks, **spec, is_filtered=self.config.may_have_network)
+            elif work == "lend":
+                made = self.volumes.lend(**spec)
+            else:
+                self.attach(work, spec, *given)
+        except OSError as exc:
+            error = str(exc)
+        self.reply(*([made] if made >= 0 else []), id=request, return_code=0, error=error)
+        if made >= 0:
+            os.close(made)
+
+    def attach(self, work: str, spec: dict[str, Any], *given: int) -> None:
+        """Change the sandbox's mounts."""
+        user_namespace = os.open(f"/proc/{self.init}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with self.entered():
+                if work == "volume":
+                    self.attached.volume(given[0], ids=self.ids, user_namespace=user_namespace, **spec)
+                elif work == "memory":
+                    self.attached.memory(ids=self.ids, **spec)
+                elif work == "take_off":
+                    self.attached.take_off(**spec)
+                elif work == "shm":
+                    shared.resize_shm(**spec)
+                elif work == "close_root":
+                    shared.close_root()
+        finally:
+            os.close(user_namespace)
 
     def start_cleanup(self, message: dict[str, Any], spec_handle: int) -> None:
         """Do one part of a clean-up: in the worker that waits since the policy was stopped, else in a child."""
@@ -342,7 +385,13 @@ class _Supervisor:
                     self.pinned = list(apart)
                     self.view.share(self.pinned, self.mount_namespace, self.init_pidfd)
                 else:
-                    self.view.open(paths, self.init_pidfd, etc=self.etc, also=also)
+                    with self.entered(own=True):
+                        mounts = self.attached.carried([*paths, *also])
+                    try:
+                        self.view.open(paths, self.init_pidfd, etc=self.etc, also=also, mounts=mounts)
+                    finally:
+                        for tree in mounts.values():
+                            os.close(tree)
         except ViewError as exc:
             error = str(exc)
             self.leave_view()
@@ -400,9 +449,12 @@ class _Supervisor:
             self.reply(id=request, return_code=REFUSED, error=error)
 
     @contextlib.contextmanager
-    def entered(self) -> Generator[int]:
-        """See the sandbox's files as its commands do, inside a block; yields the mount namespace."""
-        namespace = self.mount_namespace if self.view is None else self.view.namespace
+    def entered(self, *, own: bool = False) -> Generator[int]:
+        """See the sandbox's files as its commands do, inside a block; yields the mount namespace.
+
+        ``own`` is to see the sandbox's own files even during a view.
+        """
+        namespace = self.mount_namespace if own or self.view is None else self.view.namespace
         os.setns(namespace, os.CLONE_NEWNS)
         try:
             yield namespace

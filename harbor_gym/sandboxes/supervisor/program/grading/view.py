@@ -80,7 +80,15 @@ class View:
         self.bound: list[str] = []
         """The paths that are the sandbox's own in the view."""
 
-    def open(self, paths: list[str], user_namespace: int, *, etc: Mapping[str, str], also: Sequence[str] = ()) -> None:
+    def open(
+        self,
+        paths: list[str],
+        user_namespace: int,
+        *,
+        etc: Mapping[str, str],
+        also: Sequence[str] = (),
+        mounts: Mapping[str, int],
+    ) -> None:
         """Make the view. In the supervisor's own mount namespace, with the sandbox's place as working directory.
 
         Args:
@@ -89,6 +97,7 @@ class View:
             user_namespace: A pidfd of a process of the sandbox; -1 if this process is in its user namespace.
             etc: Files of /etc that the image lacks → content.
             also: Further carried paths; the image's entry stays if one is missing or only a link leads to it.
+            mounts: What is at further paths instead: path → a mount without a name.
 
         Raises:
             ViewError: The kernel refuses.
@@ -98,7 +107,10 @@ class View:
             namespaces.make_overlay_places(self._place, self._ids)
             namespaces.mount_overlay(self._files.layers, self._place, is_plain=True)
             for path in (*paths, *also):
-                self._carry(path, or_image=path in also)
+                if path not in mounts:
+                    self._carry(path, or_image=path in also)
+            for path, tree in mounts.items():
+                self._put(tree, [name for name in path.split("/") if name])
             self._enclose(user_namespace, lambda: self._pristine(etc))
         except OSError as exc:
             raise ViewError(str(exc)) from exc
@@ -154,7 +166,7 @@ class View:
     def _carry(self, path: str, *, or_image: bool) -> None:
         names = [name for name in path.split("/") if name]
         root = os.open(f"{self._place}/root", _DIRECTORY)
-        source = _reached(os.open("root", _DIRECTORY), names)
+        source = reached(os.open("root", _DIRECTORY), names)
         try:
             if source is None:
                 if not or_image:
@@ -176,6 +188,13 @@ class View:
             os.close(root)
             if source is not None:
                 os.close(source)
+
+    def _put(self, tree: int, names: list[str]) -> None:
+        """Mount a tree, which is nosuid and nodev by itself."""
+        root = os.open(f"{self._place}/root", _DIRECTORY)
+        os.close(self._made(root, names, is_directory=stat.S_ISDIR(os.fstat(tree).st_mode)))
+        attach(tree, "/".join([self._place, "root", *names]))
+        self.bound.append("/" + "/".join(names))
 
     def _is_to_be_directory(self, path: str) -> bool:
         """Return whether a path is a directory that the sandbox must have, or above one."""
@@ -315,7 +334,7 @@ def _received(control: socket.socket) -> tuple[bytes, list[int]]:
     return message, list(handles)
 
 
-def _reached(place: int, names: list[str]) -> int | None:
+def reached(place: int, names: list[str]) -> int | None:
     """Return a descriptor of the file or directory at a path, through no link; None without one. Closes ``place``."""
     for depth, name in enumerate(names):
         is_last = depth == len(names) - 1

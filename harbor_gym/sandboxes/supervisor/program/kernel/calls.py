@@ -112,9 +112,42 @@ def bind_shifted(source: str, target: str, user_namespace: int) -> None:
         os.close(tree)
 
 
+def set_mount(tree: int, user_namespace: int, *, is_read_only: bool) -> None:
+    """Set what a mount without a place is to be.
+
+    Args:
+        tree: Its descriptor.
+        user_namespace: Map its owners by this one's map of ids; -1 leaves them.
+        is_read_only: Whether nothing may be written.
+
+    Raises:
+        OSError: The kernel or the file system has no such mounts.
+    """
+    shift = 0 if user_namespace < 0 else _ATTR_IDMAP
+    attributes = struct.pack(
+        "QQQQ", shift | _ATTR_NODEV | (_ATTR_RDONLY if is_read_only else 0), 0, 0, max(user_namespace, 0)
+    )
+    _call(_MOUNT_SETATTR, "set up a mount", tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+
+
+def close_mount(place: str) -> None:
+    """Let nothing write by a mount, which else stays as it is.
+
+    Raises:
+        OSError: The kernel (before 5.12) has no such call.
+    """
+    attributes = struct.pack("QQQQ", _ATTR_RDONLY, 0, 0, 0)
+    _call(_MOUNT_SETATTR, f"make {place} read-only", _AT_FDCWD, place.encode(), 0, attributes, len(attributes))
+
+
 def open_tree(source: str) -> int:
     """Return a descriptor of a mount of a directory, which :func:`attach` gives a place in any mount namespace."""
     return _call(_OPEN_TREE, f"open {source}", _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+
+
+def clone_tree(place: int) -> int:
+    """Do as :func:`open_tree` for a descriptor of a file or directory of this process's mount namespace."""
+    return _call(_OPEN_TREE, "open a mount", place, b"", _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
 
 
 def attach(tree: int, target: str) -> None:

@@ -126,6 +126,19 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
     netlink.send(_NETLINK_NETFILTER, *_batch(made, replaces=True), what)
 
 
+def open_device(name: str) -> None:
+    """Let all packets of this network namespace pass that leave by a device, before the other rules.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    kind, _, values = _rule([*_is(_DEVICE, name.encode().ljust(16, b"\0")), _verdict(_ACCEPT)])
+    parts = [_message(_BATCH_BEGIN, 0, 0, b"", family=0, group=_SUBSYSTEM)]
+    parts.append(_message(kind, CREATE | ACK, 1, attributes(values)))  # without APPEND it becomes the first
+    parts.append(_message(_BATCH_END, 0, 2, b"", family=0, group=_SUBSYSTEM))
+    netlink.send(_NETLINK_NETFILTER, b"".join(parts), 1, f"no packet filter for {name}")
+
+
 @functools.cache
 def messages(networks: tuple[str, ...], name_server: str, *, replaces: bool = False) -> tuple[bytes, int]:
     """Return the messages to the kernel, and the number of the one that is answered after the whole."""

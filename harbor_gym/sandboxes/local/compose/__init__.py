@@ -1,0 +1,1 @@
+"""Tasks with a ``docker-compose.yaml``, without a daemon: each service is a supervised sandbox of the same episode."""

@@ -1,0 +1,160 @@
+"""What one service of a project is, as a sandbox: its image's settings, its place among the others, its image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harbor_gym._runtime import rootless
+from harbor_gym.sandboxes.errors import TaskUnsupportedError
+from harbor_gym.sandboxes.images.build import Image, ImageSource
+from harbor_gym.sandboxes.images.chosen import Recipe
+from harbor_gym.sandboxes.local.compose.model import Project, Service, merged_healthcheck
+from harbor_gym.sandboxes.local.options import LocalOptions
+from harbor_gym.sandboxes.supervisor.program.messages import CgroupLimits, SupervisorConfig
+
+PREFIX_BITS = 16
+_FIRST_NETWORK, _MOST_NETWORKS = 18, 14
+"""172.18.0.0/16 to 172.31.0.0/16, which Docker takes first as well."""
+_FIRST_HOST = 2
+_IDLE = (("sleep", "infinity"), ("sleep", "inf"), ("tail", "-f", "/dev/null"))
+"""Commands that keep a container alive, which a sandbox does by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One service among those of its project."""
+
+    project: Project
+    service: Service
+
+    @property
+    def number(self) -> int:
+        """Its number in the project, from 0."""
+        return list(self.project.services).index(self.service.name)
+
+    @property
+    def has_way_out(self) -> bool:
+        """Whether it is in a network that leads anywhere else."""
+        return bool(self.service.networks.keys() - self.project.internal)
+
+    @property
+    def source(self) -> ImageSource:
+        """The source of its image."""
+        return source_of(self.project, self.service)
+
+    def is_plain(self, environment_dir: Path) -> bool:
+        """Return whether its image is the one that a task of this directory has without a Compose file."""
+        build = self.service.build
+        if build is None:
+            return False
+        recipe = Recipe(build.dockerfile or build.context / "Dockerfile", build.inline, build.arguments, build.target)
+        return build.context.resolve() == environment_dir.resolve() and recipe == _plain(build.context)
+
+    @property
+    def addresses(self) -> list[tuple[int, str]]:
+        """Number of each of its networks, and its address there."""
+        names = [name for name in self.project.networks if name in self.service.networks]
+        return [(self.project.networks.index(name), self.address_in(name)) for name in names]
+
+    def address_in(self, network: str) -> str:
+        """Return its address in a network."""
+        number = self.project.networks.index(network)
+        if number >= _MOST_NETWORKS:
+            raise TaskUnsupportedError(
+                f"docker-compose.yaml: more than {_MOST_NETWORKS} networks are not supported by local sandboxes: "
+                "use --env docker"
+            )
+        host = self.number + _FIRST_HOST
+        return f"172.{_FIRST_NETWORK + number}.{host >> 8}.{host & 255}"
+
+    def dressed(self, image: Image) -> Image:
+        """Return an image with the settings of the service in place of its own."""
+        service = self.service
+        keeps_command = service.entrypoint is None and service.command is None
+        return replace(
+            image,
+            env={**image.env, **service.env},
+            workdir=service.workdir or image.workdir,
+            user=service.user or image.user,
+            entrypoint=image.entrypoint if service.entrypoint is None else service.entrypoint,
+            command=image.command if keeps_command else service.command or (),
+            healthcheck=merged_healthcheck(service.healthcheck, image.healthcheck),
+        )
+
+    def placed(self, config: SupervisorConfig, host_name: str) -> SupervisorConfig:
+        """Return a sandbox's configuration with its names and those of the services that it reaches."""
+        name = self.service.hostname or host_name
+        etc = {"hosts": self._hosts(name), "hostname": f"{name}\n"}
+        return config._replace(host_name=name, etc={**config.etc, **etc})
+
+    def limited(self, limits: CgroupLimits) -> CgroupLimits:
+        """Return limits with those of the service in place."""
+        service = self.service
+        return limits._replace(
+            memory_bytes=service.memory_bytes or limits.memory_bytes,
+            cpus=service.cpus or limits.cpus,
+            max_processes=service.max_processes or limits.max_processes,
+        )
+
+    def _hosts(self, own: str) -> str:
+        lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
+        lines += [f"{address}\t{name}" for name, address in self.service.extra_hosts]
+        for other in self.project.services.values():
+            member = Member(self.project, other)
+            for network in self.project.networks:
+                if network in self.service.networks and network in other.networks:
+                    names = [other.name, *other.networks[network]]
+                    host = own if other is self.service else other.hostname
+                    names += [host] if host else []
+                    lines.append(f"{member.address_in(network)}\t{' '.join(dict.fromkeys(names))}")
+        if not self.service.networks:
+            lines[0] += f" {own}"
+        return "\n".join(lines) + "\n"
+
+
+def source_of(project: Project, service: Service) -> ImageSource:
+    """Return the source of a service's image: its build, that of another service by the image's name, or a name."""
+    build = service.build
+    if build is None and service.image is not None:
+        twins = (other.build for other in project.services.values() if other.image == service.image)
+        build = next((found for found in twins if found is not None), None)
+    if build is None:
+        if service.image is None:
+            raise TaskUnsupportedError(f"docker-compose.yaml: service {service.name!r} has neither build nor image")
+        return ImageSource(Path(), docker_image=service.image)
+    recipe = Recipe(build.dockerfile, build.inline, build.arguments, build.target)
+    return ImageSource(build.context, recipe=None if recipe == _plain(build.context) else recipe)
+
+
+def is_idle(argv: Sequence[str]) -> bool:
+    """Return whether a command does nothing but run on, as Harbor's own for ``main``."""
+    words = tuple(argv)
+    match words:
+        case [shell, "-c", text] if shell.rsplit("/", 1)[-1] in ("sh", "bash"):
+            words = tuple(text.removeprefix("exec ").split())
+        case _:
+            pass
+    return words in _IDLE
+
+
+def require_options(options: LocalOptions) -> None:
+    """Check that a sandbox of these options, on this machine, can have services beside it.
+
+    Raises:
+        TaskUnsupportedError: It can't; the message names the option.
+    """
+    why = ""
+    if rootless.is_rootless():
+        why = "an ordinary user's sandboxes can't be joined by a network: run as root"
+    elif options.network == "machine":
+        why = "not with the sandbox option network='machine'"
+    elif options.forkable:
+        why = "not with the sandbox option forkable, as services can't be copied exactly"
+    if why:
+        raise TaskUnsupportedError(f"docker-compose.yaml: local sandboxes run services, but {why}, or use --env docker")
+
+
+def _plain(context: Path) -> Recipe:
+    return Recipe(context / "Dockerfile")

@@ -1,0 +1,479 @@
+"""A Compose project as its sandboxes need it, from what ``docker compose config`` prints; the rest is refused by name.
+
+Source: the Compose specification, and the JSON of ``docker compose config``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harbor_gym.sandboxes.errors import TaskUnsupportedError
+from harbor_gym.sandboxes.health import Healthcheck
+from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import KEPT_CAPABILITIES
+
+MAIN = "main"
+"""Harbor's name of the service in which the agent works."""
+
+Condition = Literal["service_started", "service_healthy", "service_completed_successfully"]
+
+_WITHOUT_EFFECT = frozenset((
+    "annotations", "attach", "blkio_config", "cpu_count", "cpu_percent", "cpu_period", "cpu_quota", "cpu_rt_period",
+    "cpu_rt_runtime", "cpu_shares", "cpuset", "develop", "expose", "init", "labels", "logging", "mem_reservation",
+    "mem_swappiness", "memswap_limit", "oom_kill_disable", "oom_score_adj", "ports", "profiles", "pull_policy",
+    "stop_signal", "storage_opt",
+))  # fmt: skip
+"""Keys that change nothing here: docs/guide/sandboxes.md says why of each."""
+
+_READ = frozenset((
+    "build", "cap_add", "cap_drop", "command", "container_name", "cpus", "depends_on", "deploy", "entrypoint",
+    "env_file", "environment", "extra_hosts", "healthcheck", "hostname", "image", "mem_limit", "network_mode",
+    "networks", "pids_limit", "platform", "privileged", "read_only", "restart", "scale", "security_opt", "shm_size",
+    "stdin_open", "stop_grace_period", "tmpfs", "tty", "user", "volumes", "working_dir",
+))  # fmt: skip
+_READ_BUILD = frozenset((
+    "args", "context", "dockerfile", "dockerfile_inline", "labels", "no_cache", "pull", "tags", "target",
+))  # fmt: skip
+_READ_DEPLOY = frozenset((
+    "labels", "mode", "placement", "replicas", "resources", "restart_policy", "update_config",
+))  # fmt: skip
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"(\d+)([kmgt]?)b?", re.IGNORECASE)
+_DEFAULT_MODE = 0o1777
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How the image of a service is built."""
+
+    context: Path
+    dockerfile: Path | None = None
+    inline: str | None = None
+    """The Dockerfile's text instead of a file."""
+
+    arguments: tuple[tuple[str, str], ...] = ()
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount of a service."""
+
+    kind: Literal["volume", "bind", "tmpfs"]
+    target: str
+    source: str = ""
+    """Name of the volume, or the path on this machine."""
+
+    is_read_only: bool = False
+    fills: bool = True
+    """Whether a volume that is empty gets what the image has at the target."""
+
+    part: str = ""
+    """A path in the volume instead of its root."""
+
+    size_bytes: int = 0
+    mode: int = _DEFAULT_MODE
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A service that another waits for."""
+
+    name: str
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """When a service's command is started again after its end."""
+
+    policy: Literal["no", "always", "on-failure", "unless-stopped"] = "no"
+    most: int | None = None
+    """How often; None is without limit."""
+
+    def applies(self, status: int, restarts: int) -> bool:
+        """Return whether it is started again after an end with ``status`` and so many restarts."""
+        if self.policy == "no" or (self.policy == "on-failure" and status == 0):
+            return False
+        return self.most is None or restarts < self.most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One service. None is the image's own."""
+
+    name: str
+    image: str | None = None
+    build: Build | None = None
+    entrypoint: tuple[str, ...] | None = None
+    command: tuple[str, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    workdir: str | None = None
+    user: str | None = None
+    hostname: str | None = None
+    healthcheck: Mapping[str, Any] | None = None
+    """The keys that are given."""
+
+    depends_on: tuple[Dependency, ...] = ()
+    restart: Restart = Restart()
+    networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Network → further names of the service in it."""
+
+    extra_hosts: tuple[tuple[str, str], ...] = ()
+    """Name and address."""
+
+    mounts: tuple[Mount, ...] = ()
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    max_processes: int | None = None
+    shm_bytes: int | None = None
+    is_read_only: bool = False
+    keeps_input: bool = False
+    """Whether its standard input stays open."""
+
+    stop_grace_sec: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """The services that start, and the networks between them."""
+
+    services: Mapping[str, Service]
+    networks: tuple[str, ...]
+    internal: frozenset[str]
+    """Those networks that have no way out."""
+
+    @property
+    def main(self) -> Service:
+        """The agent's service."""
+        return self.services[MAIN]
+
+    @property
+    def others(self) -> list[Service]:
+        """All other services, those first on which others depend."""
+        ordered: dict[str, Service] = {}
+
+        def add(service: Service) -> None:
+            for dependency in service.depends_on:
+                add(self.services[dependency.name])
+            ordered.setdefault(service.name, service)
+
+        for service in self.services.values():
+            add(service)
+        return [service for name, service in ordered.items() if name != MAIN]
+
+    def is_to_complete(self, name: str) -> bool:
+        """Return whether another service waits for the end of this one."""
+        return any(
+            dependency == Dependency(name, "service_completed_successfully")
+            for service in self.services.values()
+            for dependency in service.depends_on
+        )
+
+
+def project_of(document: Mapping[str, Any], context: Path, *, own_mounts: Sequence[tuple[str, str]] = ()) -> Project:
+    """Return the project that a document describes.
+
+    Args:
+        document: The output of ``docker compose config --format json``, read.
+        context: The task's environment directory, of which files may be mounted.
+        own_mounts: Source and target of the trial's log directories, which ``main`` has in any case.
+
+    Raises:
+        TaskUnsupportedError: It has something that local sandboxes don't; the message names the service and the key.
+    """
+    for kind in ("secrets", "configs", "models"):
+        if document.get(kind):
+            raise _refused("the project", kind)
+    networks: Mapping[str, Mapping[str, Any] | None] = document.get("networks") or {}
+    for name, network in networks.items():
+        _check_network(name, network or {})
+    for name, volume in (document.get("volumes") or {}).items():
+        _check_volume(name, volume or {})
+    services = {
+        name: _Reader(name, found, context, own_mounts).service() for name, found in document["services"].items()
+    }
+    for service in services.values():
+        for dependency in service.depends_on:
+            if dependency.name not in services:
+                raise _refused(f"service {service.name!r}", f"depends_on {dependency.name!r}, which does not start")
+    internal = frozenset(name for name, network in networks.items() if (network or {}).get("internal"))
+    return Project(services, tuple(networks), internal)
+
+
+def _refused(where: str, what: str, why: str = "") -> TaskUnsupportedError:
+    because = f" ({why})" if why else ""
+    return TaskUnsupportedError(
+        f"docker-compose.yaml: {where}: {what} is not supported by local sandboxes{because}: use --env docker"
+    )
+
+
+def _check_network(name: str, network: Mapping[str, Any]) -> None:
+    where = f"network {name!r}"
+    if network.get("external"):
+        raise _refused(where, "external")
+    if network.get("driver") not in (None, "bridge", "default"):
+        raise _refused(where, f"driver {network['driver']!r}")
+    if (network.get("ipam") or {}).get("config"):
+        raise _refused(where, "ipam", "networks have addresses of their own")
+    for key in ("driver_opts", "enable_ipv6"):
+        if network.get(key):
+            raise _refused(where, key)
+
+
+def _check_volume(name: str, volume: Mapping[str, Any]) -> None:
+    where = f"volume {name!r}"
+    if volume.get("external"):
+        raise _refused(where, "external", "volumes live for one episode")
+    if volume.get("driver") not in (None, "local"):
+        raise _refused(where, f"driver {volume['driver']!r}")
+    if volume.get("driver_opts"):
+        raise _refused(where, "driver_opts")
+
+
+class _Reader:
+    """Reads one service."""
+
+    def __init__(
+        self, name: str, found: Mapping[str, Any], context: Path, own_mounts: Sequence[tuple[str, str]]
+    ) -> None:
+        self._name, self._found, self._context, self._own_mounts = name, found, context, own_mounts
+
+    def refused(self, what: str, why: str = "") -> TaskUnsupportedError:
+        """Return the error for something that this service has."""
+        return _refused(f"service {self._name!r}", what, why)
+
+    def service(self) -> Service:
+        """Return the service."""
+        found = self._found
+        for key, value in found.items():
+            if value and key not in _READ and key not in _WITHOUT_EFFECT:
+                raise self.refused(key)
+        self._check_rights()
+        limits = self._limits()
+        return Service(
+            name=self._name,
+            image=found.get("image"),
+            build=self._build(),
+            entrypoint=_words(found.get("entrypoint")),
+            command=_words(found.get("command")),
+            env={name: value for name, value in (found.get("environment") or {}).items() if value is not None},
+            workdir=found.get("working_dir"),
+            user=found.get("user"),
+            hostname=found.get("hostname"),
+            healthcheck=found.get("healthcheck"),
+            depends_on=tuple(
+                Dependency(name, wanted.get("condition", "service_started"))
+                for name, wanted in (found.get("depends_on") or {}).items()
+                if wanted.get("required", True)
+            ),
+            restart=self._restart(),
+            networks=self._networks(),
+            extra_hosts=self._extra_hosts(),
+            mounts=tuple(self._mounts()),
+            memory_bytes=_size(found.get("mem_limit") or limits.get("memory")) or None,
+            cpus=float(found.get("cpus") or limits.get("cpus") or 0) or None,
+            max_processes=self._max_processes(limits),
+            shm_bytes=_size(found.get("shm_size")) or None,
+            is_read_only=bool(found.get("read_only")),
+            keeps_input=bool(found.get("stdin_open")),
+            stop_grace_sec=duration_sec(found.get("stop_grace_period") or "10s"),
+        )
+
+    def _check_rights(self) -> None:
+        found = self._found
+        if found.get("privileged"):
+            raise self.refused("privileged")
+        for capability in found.get("cap_add") or ():
+            if capability.upper().removeprefix("CAP_") not in _KEPT_NAMES:
+                raise self.refused(f"cap_add {capability}")
+        if found.get("cap_drop"):
+            raise self.refused("cap_drop")
+        for option in found.get("security_opt") or ():
+            if not option.startswith(("seccomp", "apparmor", "label")):
+                raise self.refused(f"security_opt {option}")
+        if found.get("tty") and self._name != MAIN:
+            raise self.refused("tty")
+        if found.get("platform"):
+            raise self.refused("platform", "images are built for this machine")
+        if found.get("scale", 1) != 1 or (found.get("deploy") or {}).get("replicas", 1) != 1:
+            raise self.refused("scale or deploy.replicas", "each service runs once")
+
+    def _build(self) -> Build | None:
+        build = self._found.get("build")
+        if build is None:
+            return None
+        for key, value in build.items():
+            if value and key not in _READ_BUILD:
+                raise self.refused(f"build.{key}")
+        context = Path(build.get("context") or self._context)
+        if "://" in str(build.get("context")) or not context.is_dir():
+            raise self.refused(f"build.context {build.get('context')!r}", "it is no directory of this machine")
+        inline = build.get("dockerfile_inline")
+        file = build.get("dockerfile")
+        return Build(
+            context,
+            None if inline is not None or file is None else context / file,
+            inline,
+            tuple((name, value) for name, value in (build.get("args") or {}).items() if value is not None),
+            build.get("target"),
+        )
+
+    def _restart(self) -> Restart:
+        policy, _, most = (self._found.get("restart") or "no").partition(":")
+        declared = (self._found.get("deploy") or {}).get("restart_policy")
+        if declared and not self._found.get("restart"):
+            names = {"none": "no", "any": "always", "on-failure": "on-failure"}
+            return Restart(names[declared.get("condition", "any")], declared.get("max_attempts"))  # pyright: ignore[reportArgumentType]  # Compose checks it
+        return Restart(policy, int(most) if most else None)  # pyright: ignore[reportArgumentType]  # Compose checks it
+
+    def _networks(self) -> dict[str, tuple[str, ...]]:
+        match self._found.get("network_mode"):
+            case None:
+                pass
+            case "none":
+                return {}
+            case mode:
+                raise self.refused(f"network_mode {mode!r}")
+        joined: dict[str, tuple[str, ...]] = {}
+        for name, given in (self._found.get("networks") or {}).items():
+            for key in (given or {}).keys() - {"aliases", "priority", "gw_priority"}:
+                if (given or {})[key]:
+                    raise self.refused(f"networks.{name}.{key}", "networks have addresses of their own")
+            joined[name] = tuple((given or {}).get("aliases") or ())
+        own = self._found.get("container_name")
+        return {name: (*aliases, own) if own else aliases for name, aliases in joined.items()}
+
+    def _extra_hosts(self) -> tuple[tuple[str, str], ...]:
+        given = self._found.get("extra_hosts") or []
+        pairs: list[tuple[str, str]] = []
+        for entry in given.items() if isinstance(given, dict) else given:
+            name, address = entry if isinstance(entry, tuple) else re.split("[=:]", entry, maxsplit=1)
+            for one in address if isinstance(address, list) else [address]:
+                if one == "host-gateway":
+                    raise self.refused(f"extra_hosts {name}: host-gateway", "this machine can't be reached")
+                pairs.append((name, one))
+        return tuple(pairs)
+
+    def _limits(self) -> Mapping[str, Any]:
+        deploy = self._found.get("deploy") or {}
+        for key, value in deploy.items():
+            if value and key not in _READ_DEPLOY:
+                raise self.refused(f"deploy.{key}")
+        resources = deploy.get("resources") or {}
+        if (resources.get("reservations") or {}).get("devices"):
+            raise self.refused("deploy.resources.reservations.devices")
+        return resources.get("limits") or {}
+
+    def _max_processes(self, limits: Mapping[str, Any]) -> int | None:
+        given = self._found.get("pids_limit") or limits.get("pids") or 0
+        return given if given > 0 else None
+
+    def _mounts(self) -> list[Mount]:
+        mounts: list[Mount] = []
+        for found in self._found.get("volumes") or ():
+            read: Callable[[Mapping[str, Any]], Mount | None] | None = {
+                "volume": self._volume, "bind": self._bind, "tmpfs": self._tmpfs
+            }.get(found["type"])  # fmt: skip
+            if read is None:
+                raise self.refused(f"volumes: type {found['type']!r}")
+            if (mount := read(found)) is not None:
+                mounts.append(mount)
+        for entry in self._found.get("tmpfs") or ():
+            target, _, options = entry.partition(":")
+            mounts.append(self._memory(target, options))
+        return mounts
+
+    def _volume(self, found: Mapping[str, Any]) -> Mount:
+        further = found.get("volume") or {}
+        return Mount(
+            "volume",
+            found["target"],
+            found.get("source") or f"{self._name}.{found['target'].strip('/').replace('/', '.')}",
+            is_read_only=bool(found.get("read_only")),
+            fills=not further.get("nocopy"),
+            part=(further.get("subpath") or "").strip("/"),
+        )
+
+    def _bind(self, found: Mapping[str, Any]) -> Mount | None:
+        source, target = Path(found["source"]), found["target"]
+        if self._name == MAIN and (str(source), target) in self._own_mounts:
+            return None
+        inside = source.resolve()
+        if not inside.is_relative_to(self._context.resolve()):
+            raise self.refused(f"volumes: {source}", "only files of the task's environment directory can be mounted")
+        if not inside.exists():
+            raise self.refused(f"volumes: {source}", "it does not exist")
+        if not found.get("read_only"):
+            why = "mount it with read_only or :ro; a sandbox writes nothing of this machine"
+            why = "mount it with :ro; a sandbox writes nothing of this machine"
+            raise self.refused(f"volumes: {source} on {target}, writable", why)
+        return Mount("bind", target, str(inside), is_read_only=True)
+
+    def _tmpfs(self, found: Mapping[str, Any]) -> Mount:
+        options = found.get("tmpfs") or {}
+        return Mount(
+            "tmpfs", found["target"], size_bytes=_size(options.get("size")), mode=options.get("mode") or _DEFAULT_MODE
+        )
+
+    def _memory(self, target: str, text: str) -> Mount:
+        options = {name: value for name, _, value in (word.partition("=") for word in text.split(",")) if name}
+        for name in options.keys() - {"size", "mode", "rw", "nosuid", "nodev", "noexec"}:
+            raise self.refused(f"tmpfs {target}: option {name}")
+        return Mount("tmpfs", target, size_bytes=_size(options.get("size")), mode=int(options.get("mode") or "1777", 8))
+
+
+_KEPT_NAMES = frozenset(name.upper().removeprefix("CAP_") for name in KEPT_CAPABILITIES)
+
+
+def merged_healthcheck(own: Mapping[str, Any] | None, of_image: Healthcheck | None) -> Healthcheck | None:
+    """Return the check of a service: each key that it gives replaces the image's.
+
+    Args:
+        own: The keys of its ``healthcheck``.
+        of_image: The image's HEALTHCHECK.
+    """
+    given = own or {}
+    test = given.get("test")
+    if given.get("disable") or (test and test[0] == "NONE"):
+        return None
+    if test:
+        argv = tuple(test[1:]) if test[0] == "CMD" else ("/bin/sh", "-c", *test[1:])
+    elif of_image is not None:
+        argv = of_image.argv
+    else:
+        return None
+    like = of_image or Healthcheck(argv)
+
+    def seconds(key: str, otherwise: float) -> float:
+        return duration_sec(given[key]) if given.get(key) else otherwise
+
+    return Healthcheck(
+        argv,
+        seconds("interval", like.interval_sec),
+        seconds("timeout", like.timeout_sec),
+        seconds("start_period", like.start_period_sec),
+        seconds("start_interval", like.start_interval_sec),
+        given.get("retries") or like.retries,
+    )
+
+
+def duration_sec(text: str) -> float:
+    """Return the seconds of a duration such as ``1m30s``."""
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
+
+
+def _size(value: str | int | None) -> int:
+    """Return the bytes of a size, 0 if there is none."""
+    if value is None:
+        return 0
+    found = _SIZE.fullmatch(str(value))
+    return int(found[1]) << 10 * " kmgt".index(found[2].lower() or " ") if found else 0
+
+
+def _words(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else tuple(given)

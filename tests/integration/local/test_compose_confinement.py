@@ -1,0 +1,146 @@
+"""What the services of one episode can reach, and what is left of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harbor.models.task.config import NetworkMode, NetworkPolicy
+
+from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.sandboxes.local import make, output, running
+
+pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.usefixtures("nothing_left")]
+
+PUBLIC = NetworkPolicy(network_mode=NetworkMode.PUBLIC)
+NOTHING = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
+COMPOSE = """\
+services:
+  main:
+    networks: [default, back]
+    volumes: ["shared:/shared", "shared:/also:ro"]
+  side: {image: debian:bookworm-slim, command: sleep 1234567, volumes: ["shared:/shared"]}
+  back: {image: debian:bookworm-slim, command: sleep 1234567, networks: [back]}
+networks: {default: , back: {internal: true}}
+volumes: {shared: }
+"""
+SERVE = "perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(LocalPort => 80, Listen => 1); sleep 1000'"
+REACH = "timeout 2 bash -c ': </dev/tcp/{}' 2>/dev/null; echo $?"
+
+
+def write(directory: Path, compose: str = COMPOSE, **options: object) -> LocalEnvironment:
+    """Return a sandbox of a Compose file, not started yet."""
+    context = directory / "environment"
+    context.mkdir(parents=True)
+    (context / "docker-compose.yaml").write_text(compose)
+    (context / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
+    return make(LocalEnvironment, directory, None, **options)
+
+
+async def test_two_episodes_and_the_machine_are_apart(tmp_path: Path) -> None:
+    first, second = (write(tmp_path / name, network_policy=PUBLIC) for name in ("first", "second"))
+    async with running(first), running(second):
+        await output(first, f"({SERVE}) >/dev/null 2>&1 & sleep 0.5")
+        for sandbox, status in ((first, "0"), (second, "1")):
+            done = await sandbox.service_exec(REACH.format("main/80"), service="side")
+            assert (done.stdout or "").strip() == status
+        seen = await output(first, "cat /proc/net/dev | cut -d: -f1; cat /proc/sys/net/ipv4/ip_forward")
+        assert seen.split()[-5:] == ["lo", "tap0", "eth0", "eth1", "0"]
+        # Neither the packet filter nor the rights over the network are the sandbox's.
+        for address in ("169.254.169.254/80", "10.0.2.2/80", "172.17.0.1/80", "127.0.0.1/80 "):
+            done = await second.service_exec(REACH.format(address), service="side")
+            assert (done.stdout or "").strip() != "0"
+        # A service of an internal network has no way out, and no other service's is its own.
+        routes = await first.service_exec("awk 'NR > 1 {print $1, $2}' /proc/net/route", service="back")
+        assert (routes.stdout or "").split() == ["eth0", "000012AC"]
+
+
+ATTACKS = (
+    "umount /shared",
+    "umount -l /also",
+    "mount -o remount,rw /also",
+    "touch /also/x",
+    "mount --bind /tmp /shared",
+    "mknod /shared/device b 8 0 && dd if=/shared/device of=/dev/null count=1",
+    "echo 1 >/proc/sys/net/ipv4/ip_forward",
+    "nsenter --net=/proc/1/ns/net --user true",
+)
+
+
+async def test_a_policy_that_is_root_does_not_change_mounts_and_networks(tmp_path: Path) -> None:
+    async with running(write(tmp_path)) as sandbox:
+        for attack in ATTACKS:
+            assert (await sandbox.exec(f"({attack}) 2>&1", user="root")).return_code != 0, attack
+        await output(sandbox, "cp /bin/bash /shared/bash && chmod 4755 /shared/bash && chown 0:0 /shared/bash")
+        assert await output(sandbox, "/shared/bash -p -c 'id -u'", user="1234") == "1234"
+
+
+async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) -> None:
+    sandbox = write(tmp_path, network_policy=NOTHING, phase_network_policies=(PUBLIC,))
+    look = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' \\n'"
+
+    async def devices() -> list[str | None]:
+        return [(await sandbox.service_exec(look, service=name)).stdout for name in ("main", "side", "back")]
+
+    async with running(sandbox):
+        assert await devices() == ["loeth0eth1", "loeth0", "loeth0"]
+        await sandbox.set_network_policy(PUBLIC)
+        assert await devices() == ["loeth0eth1tap0", "loeth0tap0", "loeth0"]
+        await sandbox.set_network_policy(NOTHING)
+        assert await devices() == ["loeth0eth1", "loeth0", "loeth0"]
+
+
+async def test_a_service_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    async with running(write(tmp_path)) as sandbox:
+        for call in (
+            sandbox.service_exec("true", service="absent"),
+            sandbox.service_download_file("/x", tmp_path / "x", service="absent"),
+            sandbox.stop_service("absent"),
+        ):
+            with pytest.raises(SandboxError, match="no service 'absent' beside main: there are back, side"):
+                await call
+        await sandbox.stop_service("side")
+        with pytest.raises(SandboxError, match="'side' is not running"):
+            await sandbox.service_exec("true", service="side")
+
+
+SCRIPT = """\
+import asyncio, sys, pathlib
+from tests.integration.local.test_compose_confinement import PUBLIC, write
+async def main():
+    sandbox = write(pathlib.Path(sys.argv[1]), network_policy=PUBLIC)
+    await sandbox.start(force_build=False)
+    print("up", flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "up\n"
+        assert len(sleepers()) == 2
+        os.kill(trainer.pid, signal.SIGKILL)
+    ends = time.monotonic() + PATIENCE_SEC
+    while sleepers() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not sleepers()
+
+
+def sleepers() -> list[str]:
+    """Return the processes of the services' commands on this machine."""
+    found: list[str] = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            found += [place.name] if (place / "cmdline").read_bytes() == b"sleep\x001234567\x00" else []
+        except OSError:
+            continue
+    return found

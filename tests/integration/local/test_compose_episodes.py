@@ -1,0 +1,96 @@
+"""Episodes of tasks with a Compose file on the local sandbox."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import AsyncTerminalGymEnv
+from tests.helpers.sandboxes.local import make_env
+from tests.helpers.tasks import write_task
+
+pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.usefixtures("nothing_left")]
+
+ASK = "exec 3<>/dev/tcp/web/8000 && printf 'GET %s HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
+"""Shell text with a path for its ``%s``."""
+
+SERVER = """\
+use IO::Socket::INET;
+my $listening = IO::Socket::INET->new(LocalPort => 8000, Listen => 9, ReuseAddr => 1) or die;
+my $stored = "nothing";
+while (my $client = $listening->accept) {
+    my ($path) = <$client> =~ m{^GET /(\\S*)};
+    while (<$client> =~ /\\S/) {}
+    $stored = $path if $path;
+    print $client "HTTP/1.0 200 OK\\r\\n\\r\\nstored $stored\\n";
+}
+"""
+
+COMPOSE = """\
+services:
+  main:
+    depends_on:
+      web:
+        condition: service_healthy
+    volumes: ["results:/results"]
+  web:
+    build: web
+    healthcheck:
+      test: ["CMD", "bash", "-c", ": </dev/tcp/127.0.0.1/8000"]
+      interval: 1s
+    volumes: ["results:/results", "./note.txt:/note.txt:ro"]
+volumes:
+  results:
+"""
+
+TEST_SH = f"""\
+#!/bin/bash
+answer=$({ASK.replace("%s", "/")} | tail -n 1)
+[ "$answer" = "stored done" ] && [ "$(cat /results/made)" = here ]
+echo $((1 - $?)) >/logs/verifier/reward.txt
+"""
+
+SOLVE = [(f"{ASK.replace('%s', '/done')}\n", 5.0), ("echo here >/results/made\n", 5.0)]
+END = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
+
+
+def write_web_task(task_dir: Path) -> Path:
+    """Write a task whose service keeps what is asked of it, and whose verifier asks that service."""
+    write_task(task_dir, test_sh=TEST_SH)
+    web = task_dir / "environment/web"
+    web.mkdir()
+    (web / "Dockerfile").write_text("FROM debian:bookworm-slim\nCOPY server.pl /\nCMD perl /server.pl\n")
+    (web / "server.pl").write_text(SERVER)
+    (task_dir / "environment/note.txt").write_text("a note\n")
+    (task_dir / "environment/docker-compose.yaml").write_text(COMPOSE)
+    return task_dir
+
+
+async def solved(env: AsyncTerminalGymEnv) -> float:
+    """Play an episode that solves the task, and return its reward."""
+    async with env:
+        await env.reset()
+        result = await env.step(SOLVE)
+        assert "stored done" in result.observation
+        return (await env.step(END)).reward
+
+
+async def test_the_verifier_asks_a_service_that_the_policy_has_used(tmp_path: Path) -> None:
+    task = write_web_task(tmp_path / "task")
+    assert await solved(make_env(task)) == 1.0
+    async with make_env(task) as env:
+        await env.reset()
+        assert (await env.step(END)).reward == 0.0  # each episode has services of its own
+
+
+@pytest.mark.slow
+async def test_sixteen_episodes_at_once(tmp_path: Path) -> None:
+    task = write_web_task(tmp_path / "task")
+    assert await asyncio.gather(*(solved(make_env(task)) for _ in range(16))) == [1.0] * 16
+
+
+async def test_a_pristine_view_has_of_the_volumes_what_the_task_has_verified(tmp_path: Path) -> None:
+    task = write_web_task(tmp_path / "task")
+    assert await solved(make_env(task, verify_paths=("/results",))) == 1.0
+    assert await solved(make_env(task, verify_paths=("/results/made",))) == 1.0
+    assert await solved(make_env(task, verify_paths=("/srv",))) == 0.0
