@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
 #   engines.sh local    tmux, slirp4netns, buildah, runc, mmdebstrap: the local sandbox; Compose, which reads its tasks' files;
-#                       bubblewrap, its benchmark's peer;
+#                       bubblewrap, its benchmark's peer; ip, for the internet of tests;
 #                       fzf, which a test takes into its sandbox; libnftables, whose rules a test compares with the sandbox's;
 #                       where no registry answers, the base images of the tasks and tests. Needs .venv
 #   engines.sh browser  Chromium, which the tests of the page of a run drive
@@ -18,7 +18,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 local_engine() {
   local missing=() pair
-  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah runc:runc newuidmap:uidmap mmdebstrap:mmdebstrap fzf:fzf git:git mount:mount pgrep:procps; do
+  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah runc:runc newuidmap:uidmap mmdebstrap:mmdebstrap fzf:fzf git:git mount:mount pgrep:procps ip:iproute2; do
     has "${pair%%:*}" || missing+=("${pair#*:}")
   done
   # Not in a pipe: grep would leave before ldconfig has written all.

@@ -23,6 +23,7 @@ from harbor_gym.config import Snapshot, TerminalEnvConfig, require_own_loop
 from harbor_gym.config.dump_file import DumpFile
 from harbor_gym.config.snapshot import NO_START, read_start
 from harbor_gym.episode.budgets import EpisodeBudgets, Spent
+from harbor_gym.episode.copy_mark import apply_mark, marks_of, new_mark
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import DumpedEpisode, PreparedEpisode
@@ -41,11 +42,13 @@ from harbor_gym.terminal.recording import CastRecorder, Recording
 from harbor_gym.transcripts import trace_transcript
 from harbor_gym.types import (
     Command,
+    CopyMark,
     EndInfo,
     EndReason,
     EpisodeInfo,
     ForkMode,
     ResetInfo,
+    Rollback,
     StepResult,
     Transcript,
     Turn,
@@ -138,6 +141,7 @@ class _State(StrEnum):
     READY = "ready"
     STEPPING = "in a step"
     COPYING = "being copied"
+    RETURNING = "being rolled back"
     DONE = "done"
     FAILED = "failed"
     CLOSED = "closed"
@@ -148,6 +152,7 @@ _DOING = {
     _State.READY: "waiting for the model",
     _State.STEPPING: "running its commands",
     _State.COPYING: "being copied",
+    _State.RETURNING: "being rolled back",
 }
 """What an episode that is under way does in each state."""
 
@@ -335,8 +340,8 @@ class AsyncTerminalGymEnv:
         """Copy the running episode: return environments that stand where it does, each with a sandbox of its own.
 
         The episode goes on undisturbed. What it used of its budgets counts in each copy. A copy's ``reset`` begins at
-        the same turn; a trial's folder is the copy's own, and ``recording_path`` is the parent's alone. The caller
-        closes the copies.
+        the same turn; a trial's folder is the copy's own, and ``recording_path`` is the parent's alone.
+        ``TerminalEnvConfig.copy_command`` has run in each. The caller closes the copies.
 
         Args:
             n: How many, at least 1.
@@ -371,6 +376,70 @@ class AsyncTerminalGymEnv:
         for each in copies:
             each.screen = each.screen or self.screen
         return copies
+
+    async def rollback(self, to: int | Snapshot) -> tuple[str, ResetInfo]:
+        """Return the running episode to an earlier turn, any number of times.
+
+        A copy of the episode as it stood then takes the place of its sandbox, so what its processes did since is gone.
+        Budgets, rewards, turns and snapshots go on as if the turns since had not been taken: no transcript has
+        them but as a number in ``info["rollbacks"]``, a recording goes on behind them, and what they did
+        outside of the sandbox stays. ``TerminalEnvConfig.copy_command`` has run, as in each copy.
+
+        Args:
+            to: A snapshot of this episode: exact where it was taken with ``mode="exact"``. Or the number of turns that
+                are kept, which are then replayed as for :meth:`fork`.
+
+        Returns:
+            The observation of the turn at which the episode stands, and ``info`` as from ``reset``.
+
+        Raises:
+            UsageError: There is no running episode, a call is running, or there is no such turn or snapshot in it;
+                for a number, ``exec`` or ``finish`` was called, which no replay repeats.
+            ForkDivergedError, SandboxError, TerminalError: As :meth:`fork`. The episode goes on where it was.
+        """
+        self._require(_State.READY, doing="rollback")
+        self._require_loop(doing="rollback")
+        taken = to if isinstance(to, Snapshot) else (await self._snapshot()).at(to)
+        running = self._episode_at_hand
+        _require_part(taken, running.turns, running.shown)
+        start = {**NO_START, "start_from": replace(taken, task_digest=""), "recording_path": None}
+        other = type(self)(self.config.model_copy(update=start), pool=self._pool)
+        self._state = _State.RETURNING
+        try:
+            observation, info = await other.reset()
+            await shielded(self._take_over(other, running))
+        finally:
+            self._become(_State.READY)
+            await shielded(other.close())
+        if self._running is None:
+            raise UsageError("the environment was closed while it was being rolled back")
+        info["rollbacks"] = self._running.start_info.get("rollbacks", ())
+        return observation, info
+
+    async def _take_over(self, other: Self, old: _Running) -> None:
+        """Go on with the episode of another environment in place of one's own, unless that was closed meanwhile."""
+        if self._running is not old:
+            return
+        new, other._running = other._episode_at_hand, None
+        self._running, self._budgets, self.screen = new, other._budgets, other.screen or self.screen
+        self._copied = None
+        undone = Rollback(turn=len(new.turns), undone=len(old.turns) - len(new.turns))
+        new.start_info["rollbacks"] = (*old.start_info.get("rollbacks", ()), undone)
+        new.began, new.started, new.seed, new.task_digest = old.began, old.started, old.seed, old.task_digest
+        new.waits = {turn: waited for turn, waited in old.waits.items() if turn < len(new.turns)}
+        new.returned = time.monotonic()
+        with reported(f"after {self._name} was rolled back"):
+            await self._go_on_recording(new, old)
+            await old.prepared.discard()
+
+    async def _go_on_recording(self, new: _Running, old: _Running) -> None:
+        if old.recorder is None or (path := self._recording_path(new.prepared.episode)) is None:
+            return
+        if new.recorder is not None:  # of a replay, in a kept trial's folder
+            new.recorder.close()
+        old.recorder.close()
+        after = await asyncio.to_thread(old.recorder.so_far)
+        new.recorder = await asyncio.to_thread(self._open_recording, path, new.prepared.task.name, after)
 
     @contextlib.asynccontextmanager
     async def _dumped(self, mode: ForkMode) -> AsyncGenerator[DumpedEpisode | None]:
@@ -457,10 +526,11 @@ class AsyncTerminalGymEnv:
     async def _begin_copy(
         self, taken: Snapshot, state: "EpisodeState | None", dumped: DumpedEpisode | None, task_digest: str
     ) -> None:
-        def start() -> Awaitable[tuple[str, ResetInfo]]:
+        async def start() -> tuple[str, ResetInfo]:
             if state is None or dumped is None:
-                return self._start(None)
-            return self._start_copy(replace(taken, task_digest=task_digest), state, dumped)
+                return await self._start(None)
+            begun = await self._start_copy(replace(taken, task_digest=task_digest), state, dumped)
+            return await self._marked(*begun)
 
         self._copied = await self._begin(start)
 
@@ -517,7 +587,7 @@ class AsyncTerminalGymEnv:
                 task_digest = await asyncio.to_thread(folder_digest, self.config.task_dir)
             require_start(snapshot, self.config, task_digest)
             if (exact := await self._start_exact(snapshot)) is not None:
-                return exact
+                return await self._marked(*exact)
         running, metrics = await self._prepare()
         running.seed, running.task_digest = seed, task_digest
         prepared = running.prepared
@@ -537,7 +607,26 @@ class AsyncTerminalGymEnv:
         info["metrics"]["time/terminal_open_sec"] = prepared.terminal_open_sec
         running.start_info = copy.deepcopy(info)
         running.shown = prompts.first_message(prepared.phase.instruction, turn.text)
-        return (turn.text, info) if snapshot is None else await self._replay(running, snapshot, turn.text, info)
+        if snapshot is None:
+            return turn.text, info
+        return await self._marked(*await self._replay(running, snapshot, turn.text, info))
+
+    async def _marked(self, observation: str, info: ResetInfo) -> tuple[str, ResetInfo]:
+        """Mark the sandbox as that of one more copy, and run ``copy_command`` in it."""
+        if (running := self._running) is None:
+            raise UsageError("the environment was closed while it was being copied")
+        mark, started = new_mark(len(running.turns), self.config.copy_command), time.monotonic()
+        await self._apply(running, (mark,))
+        info["copies"] = running.start_info["copies"] = (*running.start_info.get("copies", ()), mark)
+        if mark["command"] is not None:
+            info["metrics"]["time/copy_command_sec"] = time.monotonic() - started
+        return observation, info
+
+    async def _apply(self, running: _Running, marks: Sequence[CopyMark]) -> None:
+        """Apply the marks of copies that began at the present turn."""
+        limit_sec, turn = running.prepared.task.config.environment.build_timeout_sec, len(running.turns)
+        for mark in (mark for mark in marks if mark["turn"] == turn):
+            await apply_mark(running.prepared.phase, mark, timeout_sec=limit_sec)
 
     async def _start_exact(self, snapshot: Snapshot) -> tuple[str, ResetInfo] | None:
         """Begin with a snapshot's dump if the configuration allows it; None where the turns are to be replayed."""
@@ -582,7 +671,9 @@ class AsyncTerminalGymEnv:
             running.seed = snapshot.seed
         following = [*(turn.observation for turn in snapshot.turns), snapshot.observation]
         require_same(0, following[0], running.shown)
+        earlier = marks_of(snapshot.start_info, turn=snapshot.turn)
         for number, turn in enumerate(snapshot.turns, start=1):
+            await self._apply(running, earlier)
             parsed = self._read(turn.action if turn.commands is None else turn.commands)
             patient = with_patience(parsed, turn, snapshot.config.terminal)
             result = await self._step(patient, turn.action, spent_sec=turn.info["metrics"].get("time/step_sec", 0.0))
@@ -593,6 +684,8 @@ class AsyncTerminalGymEnv:
             running.turns.append(turn)
             running.shown = screen = result.observation
             info = {**info, **result.info, "metrics": info["metrics"]}
+        await self._apply(running, earlier)
+        running.start_info["copies"] = earlier
         info = {**info, "instruction": running.prepared.phase.instruction, "fork_mode": running.fork_mode}
         info["metrics"]["time/replay_sec"] = time.monotonic() - started
         return screen, info
@@ -948,6 +1041,22 @@ class AsyncTerminalGymEnv:
         finally:
             # A closed loop has closed the terminal's channel and cancelled the trial, which stops its sandbox.
             await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())
+
+
+def _require_part(taken: Snapshot, turns: Sequence[Turn], shown: str) -> None:
+    """Check that a snapshot is one of an episode with these turns, which shows this.
+
+    Raises:
+        UsageError: It is another episode's.
+    """
+    then = [(turn.observation, turn.action, turn.commands) for turn in taken.turns]
+    known = [(turn.observation, turn.action, turn.commands) for turn in turns]
+    following = [*(turn.observation for turn in turns), shown]
+    if then != known[: taken.turn] or following[taken.turn] != taken.observation:
+        raise UsageError(
+            "the snapshot is not of this episode as it stands: its turns are others; begin another episode with "
+            "start_from"
+        )
 
 
 async def _close(envs: Sequence[AsyncTerminalGymEnv]) -> None:

@@ -377,7 +377,7 @@ class WarmPool:
 
 
 def _of_sandbox(config: TerminalEnvConfig) -> TerminalEnvConfig:
-    return config.model_copy(update={**NO_START, "recording_path": None})
+    return config.model_copy(update={**NO_START, "copy_command": None, "recording_path": None})
 
 
 def _fail(waiter: _Waiter, error: HarborGymError) -> None:

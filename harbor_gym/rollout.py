@@ -10,7 +10,7 @@ from harbor_gym.outcomes import RetryBudget, classify
 from harbor_gym.stragglers import EpisodeClock
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import traced
-from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransition
+from harbor_gym.types import EndReason, EpisodeInfo, Rollout, Sample, Sampler, TokenTransition
 
 
 @runtime_checkable
@@ -82,7 +82,21 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnaps
         return Rollout.lost(exc, transitions=transitions, transcript=env.transcript)
     finally:
         await env.close()
+    if not env.trains_summaries:
+        transitions = _without_summaries(transitions)
     return Rollout.ended(step.info, env.transcript.reward, transitions=transitions, transcript=env.transcript)
+
+
+def _without_summaries(transitions: Sequence[TokenTransition]) -> list[TokenTransition]:
+    """Leave summaries out of an ended episode's transitions; what it paid and said upon one is the last answer's."""
+    kept = [transition for transition in transitions if "summary" not in transition.info]
+    if not kept or kept[-1] is transitions[-1]:
+        return kept
+    reward = kept[-1].reward + sum(item.reward for item in transitions if "summary" in item.info)
+    info: EpisodeInfo = {**transitions[-1].info}
+    info.pop("summary", None)
+    kept[-1] = replace(kept[-1], reward=reward, info=info)
+    return kept
 
 
 async def run_with_retries(

@@ -147,6 +147,27 @@ class TokenTerminalEnv:
         origin = replace(await env.snapshot(), turns=turns, observation=self._shown, tokens=tokens)
         return [self._copy(each, origin) for each in await env.fork(n, mode=mode)]
 
+    async def rollback(self, to: int | Snapshot) -> TokenStep:
+        """Return the running episode to an earlier turn; see :meth:`harbor_gym.AsyncTerminalGymEnv.rollback`.
+
+        The prompt is that of the turn, token for token. :attr:`transcript` no longer has the turns since, so that
+        nothing of them is trained.
+
+        Args:
+            to: A snapshot that this object made, or the number of turns that are kept.
+
+        Raises:
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.rollback`.
+            UsageError: The snapshot has no tokens.
+        """
+        taken = to if isinstance(to, Snapshot) else (await self.snapshot()).at(to)
+        if taken.tokens is None:
+            raise UsageError("the snapshot has no tokens: take it by TokenTerminalEnv.snapshot")
+        _, info = await self._forkable().rollback(taken)
+        self._go_on(taken)
+        self.transcript.start_info = info
+        return await self._first_step(info)
+
     def _forkable(self) -> "Forkable":
         from harbor_gym.wrappers import require_forkable
 
@@ -293,6 +314,12 @@ class TokenTerminalEnv:
             return step
         return replace(step, reward=reward, info={**step.info, "summary": self.summary.state})
 
+    @property
+    def trains_summaries(self) -> bool:
+        """See ``TerminalEnvConfig.train_summaries``."""
+        config: object = self.env.config
+        return not isinstance(config, TerminalEnvConfig) or config.train_summaries
+
     def limit_context(self, tokens: int | None) -> None:
         """Set the context window, in tokens, unless the constructor got one.
 
@@ -357,6 +384,8 @@ class TokenTerminalEnv:
         if stop_reason == "length" and sampled:
             return await self._truncated(EndReason.MAX_TOKENS), _Following("")
         observation, reward, done, info = await self.env.step(action)
+        if self.transcript.turns and info["turn"] <= self.transcript.turns[-1].info["turn"]:
+            raise UsageError("the episode was rolled back beneath its tokens: call TokenTerminalEnv.rollback")
         if done:
             self._count_compactions(info)
             return TokenStep([], reward, True, info), _Following(observation)

@@ -44,7 +44,9 @@ _KEPT_INFO = (
     *("parse_error", "exit_code", "waits", "omitted_bytes", "confirmation_pending", "metrics", "instruction"),
     *("rewards", "step_rewards", "verifier_output", "verifier_files", "compacted"),
 )
-_KEPT_START = ("task", "sandbox", "instruction", "transport", "setup", "fork_mode", "metrics")
+_KEPT_START = (
+    *("task", "sandbox", "instruction", "transport", "setup", "fork_mode", "copies", "rollbacks", "metrics"),
+)
 _LOGPROB_DIGITS = 4
 _GROUP = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?:group_(?P<group>\d+)|[^/]+)")
 

@@ -82,6 +82,24 @@ class ActionFormat(StrEnum):
     """The whole message is typed unchanged."""
 
 
+class Severity(StrEnum):
+    """How much a finding matters, the worst first."""
+
+    ERROR = "error"
+    """The task's rewards are wrong, or can be had without the work: do not train on it."""
+
+    WARNING = "warning"
+    """The task's rewards may change with time or place, or say less than they seem to."""
+
+    NOTE = "note"
+    """Worth knowing; nothing is wrong."""
+
+    @property
+    def rank(self) -> int:
+        """The place among the severities; 0 is the worst."""
+        return list(type(self)).index(self)
+
+
 class EndReason(StrEnum):
     """Why an episode ended. ``info``, metrics and every adapter use the same words."""
 
@@ -160,6 +178,29 @@ TrainSegments = Literal["main", "all"]
 """Which conversations of an agent's episode are trained: its own, or those of its side calls (sub-agents) too."""
 
 
+class CopyMark(TypedDict):
+    """The beginning of a copy of an episode."""
+
+    turn: int
+    """Turns taken before."""
+
+    id: str
+    """A random number below 2 ** 63, which no other copy has; in the copy's sandbox, the file /run/harbor-gym-copy."""
+
+    command: str | None
+    """The ``copy_command`` that ran then; a replay of the copy repeats it, with this number."""
+
+
+class Rollback(TypedDict):
+    """A return of an episode to an earlier turn."""
+
+    turn: int
+    """The turn after which it went on."""
+
+    undone: int
+    """Turns that were taken back, which are in no transcript."""
+
+
 class EpisodeInfo(TypedDict, total=False):
     """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent.
 
@@ -197,6 +238,12 @@ class EpisodeInfo(TypedDict, total=False):
     fork_mode: str
     """In a copy of another episode, after ``reset`` and when done: how the copy was made, see
     :meth:`harbor_gym.AsyncTerminalGymEnv.fork`."""
+
+    copies: tuple[CopyMark, ...]
+    """In a copy of another episode, after ``reset``: where each copy began on the way to this one, itself the last."""
+
+    rollbacks: tuple[Rollback, ...]
+    """After :meth:`harbor_gym.AsyncTerminalGymEnv.rollback`: each one so far in this episode, in order."""
 
     omitted_bytes: int
     """Bytes of output left out of the observation by its budget."""

@@ -59,6 +59,10 @@ class Forkable(Protocol):
         """Copy the running episode."""
         ...
 
+    async def rollback(self, to: int | Snapshot) -> tuple[str, ResetInfo]:
+        """Return the running episode to an earlier turn."""
+        ...
+
 
 def require_forkable(env: TerminalEnv) -> Forkable:
     """Return ``env``, typed as forkable.
@@ -156,6 +160,10 @@ class TerminalEnvWrapper:
     async def _fork(self, n: int, mode: ForkMode) -> Sequence[TerminalEnv]:
         return await require_forkable(self.env).fork(n, mode=mode)
 
+    async def rollback(self, to: int | Snapshot) -> tuple[str, ResetInfo]:
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.rollback`; this object's own state stays as it is."""
+        return await require_forkable(self.env).rollback(to)
+
     def _around(self, env: TerminalEnv, state: Mapping[str, Any]) -> Self:
         other = copy.copy(self)
         vars(other).update(state, env=env)
@@ -198,6 +206,10 @@ class PortalEnv(TerminalEnvWrapper):
     @override
     async def _fork(self, n: int, mode: ForkMode) -> Sequence[TerminalEnv]:
         return await get_portal().run(require_forkable(self.env).fork, n, mode=mode)
+
+    @override
+    async def rollback(self, to: int | Snapshot) -> tuple[str, ResetInfo]:
+        return await get_portal().run(require_forkable(self.env).rollback, to)
 
     @override
     async def close(self) -> None:

@@ -14,8 +14,10 @@ if __name__ == "__main__":
     parser.add_argument("--out", required=True, help="the file, which ends with .parquet")
     parser.add_argument("--agent-name", default="harbor_terminal", help="a name of recipes/verl_loops.yaml")
     parser.add_argument("--data-source", default="harbor", help="the name under which verl reports a validation")
+    parser.add_argument("--require-audit", metavar="DIR", help="only tasks with a receipt of this harbor-gym audit")
     args = parser.parse_args()
     with one_line_errors():
         from harbor_gym.verl import write_dataset
 
-        print(write_dataset(args.tasks, args.out, agent_name=args.agent_name, data_source=args.data_source))
+        settings = {"data_source": args.data_source, "require_audit": args.require_audit}
+        print(write_dataset(args.tasks, args.out, agent_name=args.agent_name, **settings))

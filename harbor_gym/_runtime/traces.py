@@ -1,4 +1,4 @@
-"""Traces of episodes for OpenTelemetry, made of an episode's transcript when it has ended.
+"""Traces of episodes and a counter of their outcomes for OpenTelemetry, made of a transcript when its episode ended.
 
 Nothing is measured for them and nothing is imported unless an OTLP endpoint is named in the environment. Sources: the
 OpenTelemetry conventions for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/), and its environment
@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_COMMON, _TRACES, _METRICS = (f"OTEL_EXPORTER_OTLP_{name}ENDPOINT" for name in ("", "TRACES_", "METRICS_"))
 _NANOSEC = 1_000_000_000
 _logger = logging.getLogger(__name__)
 
@@ -42,17 +42,19 @@ def left_to_caller() -> Generator[None]:
 
 
 def is_wanted() -> bool:
-    """Return whether a trace of an episode that ends here is to be sent: not in :func:`left_to_caller`."""
-    return any(map(os.environ.get, _ENDPOINTS)) and not _is_left.get()
+    """Return whether an episode that ends here is to be sent: not in :func:`left_to_caller`."""
+    return any(map(os.environ.get, (_COMMON, _TRACES, _METRICS))) and not _is_left.get()
 
 
 def trace_episode(document: Mapping[str, Any]) -> None:
-    """Send a trace of an ended episode, in the background. Ask :func:`is_wanted` first.
+    """Send an ended episode's trace, and count its outcome, in the background. Ask :func:`is_wanted` first.
 
     Args:
         document: The transcript as its file has it; ``end`` may have the info of an end that followed no answer.
     """
-    if (tracer := _tracer()) is None:
+    if _goes_to(_METRICS) and (counter := _counter()) is not None:
+        counter.add(1, outcome(document))
+    if not _goes_to(_TRACES) or (tracer := _tracer()) is None:
         return
     from opentelemetry import trace
 
@@ -65,6 +67,23 @@ def trace_episode(document: Mapping[str, Any]) -> None:
         span = tracer.start_span(part.name, within, start_time=_nanosec(part.begin), attributes=part.attributes)
         span.end(_nanosec(part.begin + part.seconds))
     episode.end(_nanosec(begin + seconds))
+
+
+def outcome(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the attributes by which an episode is counted: how it went, and why; not its task, of which many exist."""
+    reward, error = document["reward"], document["error"]
+    verdict = None if reward is None else "solved" if reward >= 1 else "failed"
+    known = {
+        "harbor_gym.outcome": verdict or ("lost" if error else "dropped"),
+        "harbor_gym.end_reason": document["end_reason"] and str(document["end_reason"]),
+        "harbor_gym.sandbox": document["start"].get("sandbox"),
+        "error.type": error and str(error).partition(":")[0],
+    }
+    return {name: str(value) for name, value in known.items() if value}
+
+
+def _goes_to(endpoint: str) -> bool:
+    return bool(os.environ.get(endpoint) or os.environ.get(_COMMON))
 
 
 def parts(document: Mapping[str, Any]) -> Iterator[Part]:
@@ -122,15 +141,38 @@ def _tracer() -> Any:
     try:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as exc:
         _logger.warning('no traces are sent, as %s is not installed: pip install "harbor-gym[otel]"', exc.name)
         return None
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
-        own = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: "harbor_gym"})
-        provider = TracerProvider(resource=own)  # its end sends what waits
+        provider = TracerProvider(resource=_resource())  # its end sends what waits
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         trace.set_tracer_provider(provider)
     return trace.get_tracer("harbor_gym")
+
+
+@functools.cache
+def _counter() -> Any:
+    """Return the counter of this process's provider, which is made where the program has set none; None without the
+    packages, which is logged once."""
+    try:
+        from opentelemetry import metrics
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    except ModuleNotFoundError as exc:
+        _logger.warning('no outcomes are counted, as %s is not installed: pip install "harbor-gym[otel]"', exc.name)
+        return None
+    if not isinstance(metrics.get_meter_provider(), MeterProvider):
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+        metrics.set_meter_provider(MeterProvider([reader], resource=_resource()))  # its end sends what waits
+    meter = metrics.get_meter("harbor_gym")
+    return meter.create_counter("harbor_gym.episodes", "{episode}", "Ended episodes by outcome, each attempt")
+
+
+def _resource() -> Any:
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    return Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: "harbor_gym"})

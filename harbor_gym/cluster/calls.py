@@ -15,8 +15,11 @@ import cloudpickle
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.cluster.task_store import PackedTask, pack_task, task_path
 from harbor_gym.config import EpisodeConfig
+from harbor_gym.tasks.receipts import require_audited
 
 _CONFIG, _OUTPUT = "config", "output"
+_STAYS = ("task_dir", "require_audit")
+"""Fields of a configuration that name places of the driver's machine."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class CallPacker:
         """Pack a call.
 
         Raises:
-            TaskError: One of its tasks is not a directory of this machine.
+            TaskError: One of its tasks is not a directory of this machine, or is refused by its ``require_audit``.
         """
         buffer, digests = io.BytesIO(), set[str]()
         _Pickler(buffer, self._digest, digests, self._output_dir).dump((function, args, dict(kwargs)))
@@ -80,9 +83,10 @@ class _Pickler(cloudpickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, EpisodeConfig) and getattr(obj, "harbor_server", None) is None:  # which has its own files
+            require_audited(obj.task_dir, obj)  # here: no node has the folder
             digest = self._digest(obj.task_dir)
             self._digests.add(digest)
-            return _CONFIG, type(obj), digest, {name: value for name, value in obj if name != "task_dir"}
+            return _CONFIG, type(obj), digest, {name: value for name, value in obj if name not in _STAYS}
         if self._output_dir is not None and isinstance(obj, PurePath) and obj.is_relative_to(self._output_dir):
             return _OUTPUT, obj.relative_to(self._output_dir).as_posix()
         return None

@@ -25,7 +25,15 @@ from harbor_gym.config.snapshot import Snapshot as Snapshot
 from harbor_gym.config.snapshot import read_defaults
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_MAX_TURNS, DEFAULT_SANDBOX, ActionFormat, ForkMode, StartRule, TrainSegments
+from harbor_gym.types import (
+    DEFAULT_MAX_TURNS,
+    DEFAULT_SANDBOX,
+    ActionFormat,
+    ForkMode,
+    Severity,
+    StartRule,
+    TrainSegments,
+)
 
 RewardFunction = Callable[[Mapping[str, float]], float]
 """Makes the scalar of a verifier's rewards, given by name."""
@@ -177,6 +185,14 @@ class EpisodeConfig(_Config):
     failure, reward 0, with the reason in ``info["breakage"]``.
     ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
 
+    require_audit: OptionalPath = cast("Any", None)
+    """Folder of a harbor-gym audit: only tasks with a receipt there of their present files are played. Where a list of
+    tasks is made, the others are left out, and a line says how many; elsewhere they are a
+    :class:`harbor_gym.errors.TaskError`."""
+
+    refused_findings: Severity = Severity.ERROR
+    """With ``require_audit``: refuse tasks with a finding as bad as this, too."""
+
     trials_dir: OptionalPath = cast("Any", None)
     """Keep each trial's folder (logs, result.json) below this directory. None: a temporary one, removed at close."""
 
@@ -245,6 +261,12 @@ class TerminalEnvConfig(EpisodeConfig):
     are restored; trust a dump like code of your own. ``auto``: ``exact`` if there is a dump that can be restored here,
     else ``replay``; ``info["fork_mode"]`` states which, and the log why."""
 
+    copy_command: str | None = Field(default=None, min_length=1)
+    """Shell text that runs once in each copy of an episode, after :meth:`harbor_gym.AsyncTerminalGymEnv.fork` and
+    ``start_from``, before the copy's first turn: as the policy's user, beside the terminal, with a random number of
+    its own as HARBOR_GYM_COPY, so that programs that run on can draw other numbers than in the siblings. It is no turn
+    and takes none of the budgets. A status other than 0 is a :class:`harbor_gym.errors.SandboxStartError`."""
+
     system_prompt: str | None = Field(default=None, min_length=1)
     """The system message of a chat policy, which must then state the action format's rules. None: the action
     format's."""
@@ -279,6 +301,10 @@ class TerminalEnvConfig(EpisodeConfig):
     max_compactions: int | None = Field(default=None, ge=1)
     """Compactions of an episode after which it ends as ``context_overflow``; None is no limit."""
 
+    train_summaries: bool = True
+    """Train the summaries that ``compaction="summary"`` asks for. False: what trains an episode never sees them; the
+    transcript has them."""
+
     recording_path: OptionalPath = cast("Any", None)
     """Record each episode here as an asciicast, replacing the last one. None: ``recording.cast`` in the trial's
     folder where that is kept, nowhere otherwise."""
@@ -306,6 +332,8 @@ class TerminalEnvConfig(EpisodeConfig):
     def _require_compaction(self) -> Self:
         if self.compaction == "none" and (self.compact_at, self.max_compactions) != (None, None):
             raise ValueError("compact_at and max_compactions need a compaction: window or summary")
+        if self.compaction != "summary" and not self.train_summaries:
+            raise ValueError("train_summaries=False needs compaction=summary")
         return self
 
     @model_validator(mode="before")

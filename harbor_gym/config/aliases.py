@@ -16,12 +16,13 @@ from harbor_gym.errors import UsageError
 type Names = Mapping[str, str]
 """Earlier name → present place: a name, or two of them with a dot between. A record's name alone takes its fields."""
 
+_AUDIT = {name: f"env.{name}" for name in ("require_audit", "refused_findings")}
 _AGENT = {"agent": "env.agent", "agent_options": "env.agent_options", "train_segments": "env.train_segments"}
 
-TRAIN: Names = MappingProxyType({**_AGENT, "max_rollout_retries": "max_retries"})
+TRAIN: Names = MappingProxyType({**_AGENT, **_AUDIT, "max_rollout_retries": "max_retries"})
 """``TrainConfig``."""
 
-EVALUATION: Names = MappingProxyType({**_AGENT, "concurrency": "n_concurrent", "retries": "max_retries"})
+EVALUATION: Names = MappingProxyType({**_AGENT, **_AUDIT, "concurrency": "n_concurrent", "retries": "max_retries"})
 """``EvalConfig``."""
 
 PLAYER: Names = MappingProxyType({"concurrency": "n_concurrent", "retries": "max_retries"})

@@ -27,6 +27,9 @@ SNAPSHOT_FORMAT = 1
 NO_START: Mapping[str, Any] = {"start_from": None, "start_mode": "auto", "start_turn": None, "start_where": ()}
 """The fields of a configuration that say where an episode begins, as they are for one that begins with its task."""
 
+_NOT_KEPT = ("recording_path", "require_audit", "refused_findings")
+"""Fields of a configuration that do not say how an episode went."""
+
 _OWN = ("task_digest", "seed", "messages")
 """The fields that a snapshot's file has beside a transcript's."""
 
@@ -338,7 +341,7 @@ def settings_of(config: object) -> dict[str, Any] | None:
     if not isinstance(config, TerminalEnvConfig):
         return None
     try:
-        written = config.model_dump(mode="json", exclude={*NO_START, "recording_path"})
+        written = config.model_dump(mode="json", exclude={*NO_START, *_NOT_KEPT})
     except ValueError:
         return None
     return {**written, "task_dir": str(config.task_dir.resolve())}

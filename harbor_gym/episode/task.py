@@ -26,6 +26,7 @@ from harbor_gym.errors import TaskError, TaskUnsupportedError
 from harbor_gym.sandboxes import environment_config, preflight
 from harbor_gym.tasks.links import require_own_files
 from harbor_gym.tasks.oddities import find_oddities
+from harbor_gym.tasks.receipts import require_audited
 
 _logger = logging.getLogger(__name__)
 
@@ -43,9 +44,13 @@ async def load_task(task_dir: Path, config: EpisodeConfig | None = None) -> Know
         config: How the task will be played.
 
     Raises:
-        TaskError: Something is missing or malformed, or a policy of our own loop can't do it; the message names it.
+        TaskError: Something is missing or malformed, a policy of our own loop can't do it, or the configuration's
+            ``require_audit`` refuses it; the message names it.
+        UsageError: ``require_audit`` is no folder of an audit.
     """
     task = await asyncio.to_thread(_tasks.get, task_dir, lambda: _load(task_dir))
+    if config is not None:
+        await asyncio.to_thread(require_audited, task_dir, config)
     servers = task.config.environment.mcp_servers
     is_own_loop = isinstance(config, TerminalEnvConfig)
     if is_own_loop and not config.calls_mcp_tools and any(map(declared_headers, servers)):

@@ -5,7 +5,6 @@ from harbor_gym.evaluation.chat import ChatPlayer
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, Player, evaluate
 from harbor_gym.evaluation.first import FirstAlone
 from harbor_gym.evaluation.journal import Journal
-from harbor_gym.evaluation.regrade import Regraded, format_regraded, regrade
 from harbor_gym.evaluation.remote import OpenPlayer, RemotePlayer
 from harbor_gym.evaluation.report import (
     Progress,
@@ -18,6 +17,7 @@ from harbor_gym.evaluation.report import (
     summarize,
 )
 from harbor_gym.evaluation.statistics import Estimate, interval, pass_at_k, wilson
+from harbor_gym.regrading import Regraded, format_regraded, regrade
 
 __all__ = [
     "ChatPlayer",

@@ -209,7 +209,7 @@ async def _play_on(config: EpisodeConfig, play: Play, kept: Path, start: Snapsho
         return keep
 
     if start is not None and isinstance(config, TerminalEnvConfig):
-        going_on = config.model_copy(update={**NO_START, "start_from": start})
+        going_on = config.model_copy(update={**NO_START, "start_from": start, "copy_command": None})
         try:
             rollout = await play(going_on, keeping(start))
             if not isinstance(rollout.error, ForkDivergedError):

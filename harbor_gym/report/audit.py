@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harbor_gym._runtime.files import StrPath, replace_text
 from harbor_gym.report.page import fill
-from harbor_gym.tasks.receipts import Receipt, Severity
+from harbor_gym.tasks.receipts import EpisodeGrades, Receipt, Severity
 
 PAGE_NAME = "audit.html"
 MAX_TASKS = 2000
@@ -54,7 +54,7 @@ def write_audit_page(receipts: Sequence[Receipt], path: StrPath) -> None:
         ("theme.js", "audit.js"),
         is_live=False,
         name=Path(path).resolve().parent.name,
-        facts={"tasks": len(receipts), "clean": clean, "sandbox": _sandboxes(receipts)},
+        facts={"tasks": len(receipts), "clean": clean, "sandbox": _sandboxes(receipts), **_shares(receipts)},
         classes=sorted({name for row in sources for name in row.counts}),
         severities=list(Severity),
         sources=sources,
@@ -67,6 +67,12 @@ def write_audit_page(receipts: Sequence[Receipt], path: StrPath) -> None:
 
 def _sandboxes(receipts: Sequence[Receipt]) -> str:
     return ", ".join(sorted({receipt.sandbox or "none: the files alone are read" for receipt in receipts}))
+
+
+def _shares(receipts: Sequence[Receipt]) -> dict[str, str]:
+    """Return the rates of the episodes that were graded anew."""
+    graded = [receipt.episodes for receipt in receipts if receipt.episodes is not None]
+    return EpisodeGrades.total(graded).shares if graded else {}
 
 
 def _sources(receipts: Sequence[Receipt]) -> list[SourceRow]:

@@ -45,7 +45,7 @@ from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import text_chunks
 from harbor_gym.sandboxes.supervisor import cgroups, processors
 from harbor_gym.sandboxes.supervisor.client import Dump, SupervisedSandbox
-from harbor_gym.sandboxes.supervisor.network import NAME_SERVER, NETWORK_PROGRAM, closed_networks
+from harbor_gym.sandboxes.supervisor.network import NAME_SERVER, NETWORK_PROGRAM, allowlist, closed_networks
 from harbor_gym.sandboxes.supervisor.options import NamespacedOptions
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import SERVICE, VERIFIER
 from harbor_gym.sandboxes.supervisor.program.messages import (
@@ -53,6 +53,7 @@ from harbor_gym.sandboxes.supervisor.program.messages import (
     OPEN_FILES_OF_CALLER,
     CgroupLimits,
     CommandSpec,
+    NetworkChange,
     SupervisorConfig,
 )
 from harbor_gym.sandboxes.tools import find_program
@@ -100,8 +101,19 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
     @property
     @override
     def capabilities(self) -> EnvironmentCapabilities:
-        is_own = self._options.network != "machine"
-        return EnvironmentCapabilities(mounted=False, disable_internet=True, dynamic_network_policy=is_own)
+        # A sandbox has the machine's network from its start to its end, or never.
+        modes = {policy.network_mode for policy in (self._network_policy, *self._phase_policies)}
+        is_own = self._options.network != "machine" or NetworkMode.PUBLIC not in modes
+        return EnvironmentCapabilities(
+            mounted=False,
+            disable_internet=True,
+            network_allowlist=True,
+            network_allowlist_hostnames=True,
+            network_allowlist_wildcard_hostnames=True,
+            network_allowlist_ipv4_addresses=True,
+            network_allowlist_ipv4_cidrs=True,
+            dynamic_network_policy=is_own,
+        )
 
     @classmethod
     @override
@@ -206,7 +218,7 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
     async def _start_sandbox(self, config: SupervisorConfig, *, copied: Dump | None = None) -> None:
         self._sandbox = SupervisedSandbox(self.type())
         if self._options.processor_set:
-            self._processors = processors.take(config.limits.cpus)
+            self._processors = processors.take(self._effective_cpus)
             config = config._replace(limits=config.limits._replace(processors=self._processors))
         if (name := self._options.host_name) != HOST_NAME == config.host_name:
             hosts = f"127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -221,9 +233,8 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
             directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
             filters: System call filters.
         """
-        has_network = self._has_network(self.network_policy)
+        now, *later = map(self._network_of, (self.network_policy, *self._phase_policies))
         is_public = self.network_policy.network_mode == NetworkMode.PUBLIC
-        later = list(map(self._has_network, self._phase_policies))
         limits = self._limits()
         return SupervisorConfig(
             parent=os.getpid(),
@@ -231,8 +242,10 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
             mountpoint=str(mountpoint()),
             storage_bytes=self._storage_mb << 20,
             slirp4netns=find_program(NETWORK_PROGRAM),
-            has_network=has_network,
-            may_have_network=has_network or any(later),
+            has_network=now.is_public,
+            may_have_network=any(network.is_public for network in (now, *later)),
+            allowlist=now.allowlist,
+            may_have_allowlist=any(network.allowlist is not None for network in (now, *later)),
             name_server=NAME_SERVER,
             etc={},
             directories=directories,
@@ -248,15 +261,23 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
 
     def _limits(self) -> CgroupLimits:
         memory_mb = self._effective_memory_mb
-        return CgroupLimits(memory_mb << 20 if memory_mb else None, self._effective_cpus, self._options.max_processes)
+        times = [time for time in (self._effective_cpus, self._options.processor_time) if time is not None]
+        return CgroupLimits(
+            memory_mb << 20 if memory_mb else None, min(times, default=None), self._options.max_processes
+        )
 
-    def _has_network(self, policy: NetworkPolicy) -> bool:
-        return self._options.has_network(policy, self.environment_name)
+    def _network_of(self, policy: NetworkPolicy) -> NetworkChange:
+        has_one = self._options.has_network(policy, self.environment_name)
+        if not has_one or policy.network_mode == NetworkMode.PUBLIC:
+            return NetworkChange(is_public=has_one, allowlist=None)
+        listed = allowlist(policy.allowed_hosts, has_private=self._options.private_network)
+        return NetworkChange(is_public=False, allowlist=listed)
 
     @override
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
-        is_open = self._has_network(network_policy)
-        await self._running().switch_network(is_open=is_open)
+        if network_policy.network_mode == NetworkMode.PUBLIC and self._options.network == "machine":
+            raise SandboxError(f"{self.type()} sandboxes get this machine's network at their start or never")
+        await self._running().switch_network(self._network_of(network_policy))
 
     @override
     async def stop(self, delete: bool) -> None:

@@ -34,8 +34,8 @@ async def setting_up(timeout_sec: float) -> AsyncGenerator[None]:
         raise SandboxStartError(f"setup_command: {exc}") from exc
 
 
-def require_success(code: int, output: str) -> None:
-    """Raise :class:`SandboxStartError` with the end of the output unless a set-up command succeeded."""
+def require_success(code: int, output: str, *, of: str = "setup_command") -> None:
+    """Raise :class:`SandboxStartError` with the end of the output unless a command of the configuration succeeded."""
     if code != 0:
         answer = output.strip()[-_OUTPUT_TAIL_CHARACTERS:]
-        raise SandboxStartError(f"setup_command ended with status {code}: {answer}")
+        raise SandboxStartError(f"{of} ended with status {code}: {answer}")

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from harbor_gym._runtime.files import StrPath, replace_text
 from harbor_gym._runtime.json_files import read_document
-from harbor_gym.errors import UsageError
-from harbor_gym.tasks.resolve import SourcedTask
+from harbor_gym._runtime.unchanged import UntilChanged
+from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.tasks.resolve import SourcedTask, content_digest
+from harbor_gym.types import Severity
+
+if TYPE_CHECKING:
+    from harbor_gym.config import EpisodeConfig
 
 _logger = logging.getLogger(__name__)
 
-FORMAT: Literal[2] = 2
+FORMAT: Literal[3] = 3
 FOLDER = "receipts"
 """The folder of the receipts within an audit's folder."""
-
-
-class Severity(StrEnum):
-    """How much a finding matters, the worst first."""
-
-    ERROR = "error"
-    """The task's rewards are wrong, or can be had without the work: do not train on it."""
-
-    WARNING = "warning"
-    """The task's rewards may change with time or place, or say less than they seem to."""
-
-    NOTE = "note"
-    """Worth knowing; nothing is wrong."""
-
-    @property
-    def rank(self) -> int:
-        """The place among the severities; 0 is the worst."""
-        return list(type(self)).index(self)
 
 
 class _Record(BaseModel):
@@ -95,15 +81,71 @@ class Finding(_Record):
         return self.kind.startswith(("set/", "episodes/"))
 
 
+class EpisodeGrades(_Record):
+    """How often a sample of a run's stored episodes, or that of one task, has another verdict when graded anew."""
+
+    sampled: int
+    """Episodes that were drawn."""
+
+    unreplayed: int
+    """Episodes that can't be replayed: a screen differs, an agent played them, or their sandbox does not start."""
+
+    flaky: int
+    """Replayed episodes whose verdict differs between two gradings in the same view."""
+
+    paid: int
+    """Replayed episodes that are paid where the verifier sees all of the policy's sandbox, were graded in a pristine
+    view, too, and are not flaky."""
+
+    forged: int
+    """Those of them whose verdict in the pristine view differs."""
+
+    flake_rate: float | None
+    """``flaky`` by the replayed episodes; None if there is none."""
+
+    forge_rate: float | None
+    """``forged`` by ``paid``; None if none is paid."""
+
+    @classmethod
+    def of(cls, *, sampled: int, unreplayed: int, flaky: int, paid: int, forged: int) -> Self:
+        """Return the counts with their rates."""
+        counts = {"sampled": sampled, "unreplayed": unreplayed, "flaky": flaky, "paid": paid, "forged": forged}
+        return cls(**counts, flake_rate=_rate(flaky, sampled - unreplayed), forge_rate=_rate(forged, paid))
+
+    @property
+    def shares(self) -> dict[str, str]:
+        """The rates with their counts, and what could not be replayed, as text."""
+        return {
+            "forge rate": _share(self.forged, self.paid, "paid episodes"),
+            "flake rate": _share(self.flaky, self.sampled - self.unreplayed, "episodes"),
+            "not replayed": f"{self.unreplayed} of {self.sampled}",
+        }
+
+    @classmethod
+    def total(cls, grades: Iterable[Self]) -> Self:
+        """Return the counts of several tasks together."""
+        grades = list(grades)
+        names = ("sampled", "unreplayed", "flaky", "paid", "forged")
+        return cls.of(**{name: sum(getattr(one, name) for one in grades) for name in names})
+
+
+def _share(number: int, among: int, what: str) -> str:
+    return f"{number / among:.1%} ({number} of {among} {what})" if among else f"unknown (0 {what})"
+
+
+def _rate(number: int, among: int) -> float | None:
+    return number / among if among else None
+
+
 def _of_this_version(number: object) -> object:
-    """Take format 1 for format 2, which only adds ``episode`` and ``turn`` to an evidence."""
-    return FORMAT if number == 1 else number
+    """Read earlier formats: 2 added ``episode`` and ``turn`` to an evidence, 3 ``view`` and ``episodes``."""
+    return FORMAT if number in (1, 2) else number
 
 
 class Receipt(_Record):
     """The result of one task's audit."""
 
-    format: Annotated[Literal[2], BeforeValidator(_of_this_version)] = FORMAT
+    format: Annotated[Literal[3], BeforeValidator(_of_this_version)] = FORMAT
     task: str
     """The task's name, unique in its audit."""
 
@@ -131,6 +173,13 @@ class Receipt(_Record):
     findings: tuple[Finding, ...] = ()
     """The worst first."""
 
+    view: tuple[str, ...] = ()
+    """The paths of the policy's files in the pristine view that the solution passes in: declared, or proposed by
+    ``check``; empty where there is no such view."""
+
+    episodes: EpisodeGrades | None = None
+    """What was found when stored episodes were graded anew; None if none of this task was."""
+
     durations: dict[str, float]
     """Seconds: ``static`` for reading the files, ``check`` for all trials, and by phase those of one trial."""
 
@@ -146,7 +195,7 @@ class Receipt(_Record):
 
     def file_in(self, folder: StrPath) -> Path:
         """Return the receipt's path in an audit's folder."""
-        return Path(folder) / FOLDER / f"{self.task}-{self.digest.rpartition(':')[2][:12]}.json"
+        return Path(folder) / FOLDER / f"{self.task}-{_short(self.digest)}.json"
 
     def write(self, folder: StrPath) -> None:
         """Write the receipt into an audit's folder, atomically."""
@@ -155,8 +204,16 @@ class Receipt(_Record):
         replace_text(path, self.model_dump_json(indent=1) + "\n")
 
 
-def read_receipts(folder: StrPath) -> dict[str, list[Receipt]]:
+def _short(digest: str) -> str:
+    return digest.rpartition(":")[2][:12]
+
+
+def read_receipts(folder: StrPath, digest: str | None = None) -> dict[str, list[Receipt]]:
     """Return the receipts of an audit's folder by the tasks' digests.
+
+    Args:
+        folder: The folder of an audit.
+        digest: Read only those of this digest; None reads all.
 
     Raises:
         UsageError: The folder holds no receipts, or one of them can't be read.
@@ -165,7 +222,7 @@ def read_receipts(folder: StrPath) -> dict[str, list[Receipt]]:
     if not place.is_dir():
         raise UsageError(f"{folder} holds no receipts: name the folder of a harbor-gym audit (--output)")
     found: dict[str, list[Receipt]] = {}
-    for path in sorted(place.glob("*.json")):
+    for path in sorted(place.glob("*.json" if digest is None else f"*-{_short(digest)}.json")):
         remedy = "remove it, and audit the task again"
         document = read_document(path, remedy=remedy)
         try:
@@ -175,6 +232,39 @@ def read_receipts(folder: StrPath) -> dict[str, list[Receipt]]:
             raise UsageError(f"{what}: {remedy}") from exc
         found.setdefault(receipt.digest, []).append(receipt)
     return found
+
+
+_digests = UntilChanged[str]()
+
+
+def playable_tasks(tasks: Sequence[SourcedTask], episode: EpisodeConfig) -> list[SourcedTask]:
+    """Return the tasks that an episode's ``require_audit`` lets through, as :func:`audited_tasks`; all without it.
+
+    Raises:
+        UsageError: As :func:`audited_tasks`.
+    """
+    if episode.require_audit is None:
+        return list(tasks)
+    return audited_tasks(tasks, episode.require_audit, refused=episode.refused_findings)
+
+
+def require_audited(task_dir: Path, episode: EpisodeConfig) -> None:
+    """Refuse a task that an episode's ``require_audit`` does not let through. Blocks.
+
+    Raises:
+        UsageError: The folder holds no receipts, or the task's can't be read.
+        TaskError: The task has no receipt of its present files, or a finding that is refused.
+    """
+    if (folder := episode.require_audit) is None:
+        return
+    digest = _digests.get(task_dir, lambda: content_digest(task_dir))
+    found = read_receipts(folder, digest).get(digest)
+    if found is None:
+        raise TaskError(f"{task_dir} has no receipt of its present files in {folder}: audit it (harbor-gym audit)")
+    worst = [one for receipt in found for one in receipt.findings if one.severity.rank <= episode.refused_findings.rank]
+    if worst:
+        kinds = ", ".join(sorted({one.kind for one in worst}))
+        raise TaskError(f"{task_dir} has findings in {folder} ({kinds}): repair it, and audit it again")
 
 
 def audited_tasks(

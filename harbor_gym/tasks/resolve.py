@@ -108,12 +108,17 @@ def _unlike_named(tasks: Iterable[SourcedTask]) -> list[SourcedTask]:
 
 
 async def _sourced(path: Path, source: str, commit: str | None) -> SourcedTask:
+    digest = await asyncio.to_thread(content_digest, path)
+    # A package's directory is called by its digest; the task's own name stands above it.
+    name = path.parent.name if path.name == digest.removeprefix("sha256:") else path.name
+    return SourcedTask(name, path, source, digest, commit)
+
+
+def content_digest(task_dir: Path) -> str:
+    """Return ``sha256:…`` of a task's files, as in Harbor's packages. Blocks."""
     from harbor.publisher.packager import Packager
 
-    digest, _ = await asyncio.to_thread(Packager.compute_content_hash, path)
-    # A package's directory is called by its digest; the task's own name stands above it.
-    name = path.parent.name if path.name == digest else path.name
-    return SourcedTask(name, path, source, f"sha256:{digest}", commit)
+    return f"sha256:{Packager.compute_content_hash(task_dir)[0]}"
 
 
 # -- git ---------------------------------------------------------------------------------------------------------------

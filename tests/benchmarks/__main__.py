@@ -24,6 +24,7 @@ from tests.benchmarks import (
     executors,
     fork,
     memory,
+    network,
     reset,
     singularity,
     size,
@@ -157,6 +158,17 @@ def run_memory(
     print_report(idle, memory.format_idle, as_json)
 
 
+@benchmarks.command("network")
+def run_network(
+    repeat: Annotated[int, typer.Option(min=1, help="Local sandboxes of each way, by turns.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Time what a local sandbox with an allowlist reaches, by name and by address, beside a public network. As root."""
+    with measuring("local"):
+        report = asyncio.run(network.measure_network(repeat))
+    print_report(report, network.format_network, as_json)
+
+
 @benchmarks.command("truth")
 def run_truth(
     env: BenchEnv = "local",
@@ -277,7 +289,7 @@ def run_size(
 @benchmarks.command("audit")
 def run_audit(
     env: BenchEnv = "local",
-    tasks: Annotated[int, typer.Option(min=20, help="Small tasks; a tenth of them is audited first.")] = 5_000,
+    tasks: Annotated[int, typer.Option(min=20, help="Small tasks; a tenth of them, or half if played, first.")] = 5_000,
     play: Annotated[bool, typer.Option(help="Also play each task.")] = True,
     jobs: Annotated[int, typer.Option(min=1, help="Tasks audited at the same time.")] = 2,
     as_json: AsJson = False,

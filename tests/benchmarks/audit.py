@@ -90,12 +90,12 @@ def write_tasks(folder: Path, tasks: int) -> None:
 def bench_audit(
     env: str, *, tasks: int, plays: bool, jobs: int, on_progress: Callable[[str], object] = lambda _: None
 ) -> AuditReport:
-    """Audit a tenth of the tasks, then all, each by a command of its own.
+    """Audit a tenth of the tasks, or half of them where each is played, then all, each by a command of its own.
 
     Args:
         env: The sandbox.
         tasks: Tasks; at least 10.
-        plays: Whether each task is played, too.
+        plays: Whether each task is played, too: the solution and doing nothing, each once, and the probes.
         jobs: Tasks audited at the same time.
         on_progress: Takes what was measured.
 
@@ -103,11 +103,15 @@ def bench_audit(
         UsageError: An audit ended with an error of its own.
     """
     rows: list[AuditRow] = []
-    for size in (tasks // 10, tasks):
+    if plays:  # which builds the image
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as name:
+            write_tasks(Path(name, "tasks"), 1)
+            _measured((str(Path(name, "tasks")), "--env", env, "--repeat", "1", "--output", str(Path(name, "audit"))))
+    for size in (tasks // (2 if plays else 10), tasks):
         with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as name:
             folder, out = Path(name, "tasks"), Path(name, "audit")
             write_tasks(folder, size)
-            playing = ("--env", env) if plays else ("--no-play",)
+            playing = ("--env", env, "--repeat", "1", "--no-forge", "--no-vary") if plays else ("--no-play",)
             argv = (str(folder), *playing, "--output", str(out), "--jobs", str(jobs))
             sec, peak = _measured(argv)
             again_sec, _ = _measured(argv)

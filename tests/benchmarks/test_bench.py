@@ -208,6 +208,17 @@ def expect_right_steps(found: Any, env: str) -> None:
 
 
 @pytest.mark.local
+@pytest.mark.slow
+def test_a_listed_host_is_timed_beside_a_public_network(nothing_left: None) -> None:
+    require_engine("local")
+    done = run_benchmark("network", "--repeat", "1", "--json")
+    assert done.returncode == 0, done
+    ways = json.loads(done.stdout)["ways"]
+    assert [way["way"] for way in ways] == ["public", "listed name", "listed address"]
+    assert all(value > 0 for way in ways for name, value in way.items() if name != "way")
+
+
+@pytest.mark.local
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_no_step_is_lost_among_many_terminals(transport: str, nothing_left: None) -> None:
     require_engine("local")

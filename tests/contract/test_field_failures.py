@@ -17,8 +17,8 @@ The parts of rows that are not done, and why:
 |   |   | answers for what is seen there, tasks that have packages installed change the same directories, and two |
 |   |   | passes of stat cost 2.2 ms of processor time an episode. Open tasks are found before training:         |
 |   |   | `harbor-gym check` plays these tricks and names those that pay (test_checking.py) |
-| 5 | logs of what goes out to the network | a local sandbox or container has a network or none; |
-|   |   | allowlists are refused by local (test_fidelity.py) and are Harbor's on Docker (test_fidelity_allowlist.py) |
+| 5 | logs of what goes out to the network | where a task restricts it, an allowlist does: local's own               |
+|   |   | (test_allowlist.py), Harbor's on Docker (test_fidelity_allowlist.py) |
 
 Many rows have more tests than the one here, in their own rooms: 2, 3 and 6 in test_honest_grading.py; 5 in
 test_sandbox_network.py and test_fidelity_network.py; 7 in test_local_sandbox.py, test_owners.py and

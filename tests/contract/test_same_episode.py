@@ -223,9 +223,11 @@ class Walking:
         return Sample(tokens, [-number / (place + 1) for place in range(len(tokens))])
 
 
-@pytest.mark.parametrize("kind", ["window", "summary"])
+@pytest.mark.parametrize("kind", ["window", "summary", "untrained summary"])
 @pytest.mark.parametrize("adapter", adapters(but=AGENTS))
 async def test_an_episode_that_is_compacted_twice(adapter: str, kind: str, model_dir: str, tmp_path: Path) -> None:
+    untrained, _, compaction = kind.rpartition(" ")
+    settings = {"compaction": compaction, "compact_at": 4500 if kind == "window" else 3500}
     episode = Episode(
         write_task(tmp_path / "task"),
         model_dir,
@@ -233,16 +235,18 @@ async def test_an_episode_that_is_compacted_twice(adapter: str, kind: str, model
         "harbor_gym.testing:FakeEnvironment",
         {"solved_when": {"/srv/answer": "done"}},
         max_turns=20,
-        settings={"compaction": kind, "compact_at": 4500 if kind == "window" else 3500},
+        settings={**settings, "train_summaries": not untrained},
     )
     if adapter in doors("one conversation an episode"):
-        with pytest.raises((HarborGymError, ValueError), match=f"one conversation an episode: compaction={kind}"):
+        with pytest.raises((HarborGymError, ValueError), match=f"one conversation an episode: compaction={compaction}"):
             await ADAPTERS[adapter](episode)
         return
     played, reference = await ADAPTERS[adapter](episode), await by_run_episode(episode)
     assert played == reference == Played(1.0, EndReason.COMPLETED)
     assert len(reference.sequences) == 3
     assert [*map(trained_of, played.sequences)] == [*map(trained_of, reference.sequences)]
+    summaries = [b"Typed" in byte_level_tokenizer().decode(item.completion).encode() for item in reference.sequences]
+    assert summaries == [kind == "summary"] * 2 + [False], "a conversation ends with the summary"
 
 
 def sampled(played: Played) -> list[tuple[int, int, float]]:

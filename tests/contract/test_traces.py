@@ -1,7 +1,8 @@
 """An episode's trace, by every adapter: one an episode, with its parts."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from tests.contract.differences import AGENTS
 from tests.contract.players.episode import Episode
 from tests.contract.test_same_episode import ADAPTERS, SOLVED, adapters
 from tests.helpers.chats.character_codec import CharacterCodec
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config
-from tests.helpers.tasks import write_task
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config
+from tests.helpers.tasks import DONE, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -39,6 +40,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Generator[Any]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(traces, "_tracer", lambda: provider.get_tracer("harbor_gym"))
+    monkeypatch.setattr(traces, "_counter", lambda: None)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     yield exporter.get_finished_spans
     provider.shutdown()
@@ -97,3 +99,57 @@ async def test_without_an_endpoint_nothing_is_made(spans: Any, monkeypatch: pyte
         await env.reset()
         await env.finish()
     assert not spans()
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[], dict[tuple[str, ...], int]]]:
+    """Yield a function that returns the episodes so far by outcome, end and error."""
+    pytest.importorskip("opentelemetry.sdk", reason='pip install "harbor-gym[otel]"')
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    counter = provider.get_meter("harbor_gym").create_counter("harbor_gym.episodes")
+    monkeypatch.setattr(traces, "_counter", lambda: counter)
+    monkeypatch.setattr(traces, "_tracer", lambda: pytest.fail("no trace is wanted"))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:9")
+
+    def read() -> dict[tuple[str, ...], int]:
+        data: Any = reader.get_metrics_data()
+        points = data.resource_metrics[0].scope_metrics[0].metrics[0].data.data_points if data else ()
+        names = ("harbor_gym.outcome", "harbor_gym.end_reason", "error.type")
+        found = Counter[tuple[str, ...]]()  # OpenEnv's client knows no sandbox, which is an attribute, too
+        for point in points:
+            found[tuple(point.attributes.get(name, "") for name in names)] += point.value
+        return dict(found)
+
+    yield read
+    provider.shutdown()
+
+
+async def test_outcomes_are_counted_without_traces(
+    counts: Callable[[], dict[tuple[str, ...], int]], tmp_path: Path
+) -> None:
+    solved = fake_config(tmp_path / "task", solved_when={"/srv/answer": "done"})
+    lost = fake_config(tmp_path / "lost", fail={"start": 1})
+    for config, text in ((solved, DONE), (solved, "true"), (solved, "true"), (lost, "")):
+        async with AsyncTerminalGymEnv(config) as env:
+            with contextlib.suppress(SandboxError):
+                await env.reset()
+                await env.step([(f"{text}\n", 1.0)])
+                await env.finish()
+    assert counts() == {
+        ("solved", "completed", ""): 1,
+        ("failed", "completed", ""): 2,
+        ("lost", "infrastructure_error", "SandboxStartError"): 1,
+    }
+
+
+@pytest.mark.parametrize("adapter", adapters())
+async def test_each_door_counts_an_episode_once(
+    adapter: str, model_dir: str, counts: Callable[[], dict[tuple[str, ...], int]], tmp_path: Path
+) -> None:
+    options = {"solved_when": {"/srv/answer": "done"}}
+    await ADAPTERS[adapter](Episode(write_task(tmp_path / "task"), model_dir, SOLVED, FAKE, options))
+    assert counts() == {("solved", "completed", ""): 1 + (adapter in TWICE)}

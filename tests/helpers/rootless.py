@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,7 +70,9 @@ def _remove(user: str) -> None:
     subprocess.run(["userdel", user], capture_output=True, check=False)
 
 
-def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
+def run_as(
+    user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666", around: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a command as a user in a mount namespace of its own, where this Python and these sources can be read.
 
     Its store has the tests' base image, as ``.ci/bases.py`` made it once for all test processes of a run, and the
@@ -82,11 +84,12 @@ def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666")
         argv: The command, run in the repository.
         base: The root file system of that image.
         tun_mode: Mode of /dev/net/tun there, apart from this machine's own.
+        around: A command that runs as root around all this, given its command at the end.
     """
     made = _make_home(user, home, base)
     if isinstance(made, subprocess.CompletedProcess):
         return made
-    return _run(user, home, *argv, base=base, tun_mode=tun_mode, copied_from=made)
+    return _run(user, home, *argv, base=base, tun_mode=tun_mode, copied_from=made, around=around)
 
 
 def _make_home(user: str, home: Path, base: Path) -> Path | subprocess.CompletedProcess[str]:
@@ -142,6 +145,7 @@ def _run(
     tun_mode: str = "666",
     copied_from: Path | None = None,
     copied_to: Path | None = None,
+    around: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     number = pwd.getpwnam(user).pw_uid
     bases = home / ".cache/harbor_gym/bases"
@@ -162,7 +166,7 @@ def _run(
     kept = {name: os.environ[name] for name in ("PATH", "GOGC")}
     environment = {**kept, "HOME": str(home), "TMPDIR": f"{home}/tmp", "LANG": "C.UTF-8"}
     return subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"exec 3<{base}\n" + "\n".join(lines)],
+        [*around, "unshare", "--mount", "--propagation", "private", "sh", "-c", f"exec 3<{base}\n" + "\n".join(lines)],
         capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
 

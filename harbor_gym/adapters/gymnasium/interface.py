@@ -74,6 +74,8 @@ class Interface:
         except ValidationError as exc:
             raise UsageError(f"the environment can't be made with these arguments: {describe_problems(exc)}") from exc
         require_one_conversation(config, "Gymnasium")
+        tasks.require_audit(config)
+        config = config.model_copy(update={"task_dir": tasks.first})
         return cls(tasks, config, action, observation)
 
     def action_space(self) -> Space[Any]:

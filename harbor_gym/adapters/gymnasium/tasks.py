@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from harbor_gym._runtime.files import StrPath
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.config import EpisodeConfig
 from harbor_gym.errors import UsageError
-from harbor_gym.tasks import find_tasks, task_path
+from harbor_gym.tasks import find_tasks, resolve_tasks, task_path
+from harbor_gym.tasks.receipts import playable_tasks
 
 
 class TaskSet:
@@ -36,6 +39,17 @@ class TaskSet:
         self._paths = {path.resolve().name: path for path in paths}
         if not paths or len(self._paths) < len(paths):
             raise UsageError(f"task_dirs must be tasks with different directory names, got {[str(p) for p in paths]}")
+
+    def require_audit(self, config: EpisodeConfig) -> None:
+        """Leave out what the configuration's ``require_audit`` refuses, if there are several tasks. Blocks.
+
+        Raises:
+            UsageError: No task is left, or there is no audit.
+        """
+        if config.require_audit is not None and len(self._paths) > 1:
+            found = get_portal().call(resolve_tasks, list(self._paths.values()))
+            kept = {task.path for task in playable_tasks(found, config)}
+            self._paths = {name: path for name, path in self._paths.items() if path.resolve() in kept}
 
     @property
     def first(self) -> Path:

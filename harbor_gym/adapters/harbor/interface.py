@@ -34,6 +34,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
 from harbor_gym.stragglers import EpisodeClock, Stragglers, equal_places, play_rollouts
+from harbor_gym.tasks.receipts import require_audited
 from harbor_gym.transcripts import traced
 from harbor_gym.types import ChatCodec, EndReason, Rollout, Sampler
 
@@ -127,6 +128,7 @@ class RolloutInterface:
             TaskError, UsageError: As :meth:`run`.
         """
         ((task, path),) = await resolve_task_configs([TaskConfig(path=Path(task_dir))])
+        await asyncio.to_thread(require_audited, path, self._config)
         async with self._player() as player:
             if clock is not None:
                 return await self._play(player, task, path, clock)
@@ -152,11 +154,13 @@ class RolloutInterface:
             rollout has the group's ``stragglers/…`` in its metrics.
 
         Raises:
-            TaskError: A task is wrong, or can't be fetched.
+            TaskError: A task is wrong, can't be fetched, or is refused by the configuration's ``require_audit``.
             UsageError: The agent's options lack ``{gateway_url}``, the sandbox's settings can't be used, or nothing
                 answers at the server's address.
         """
         resolved = await resolve_task_configs(tasks)
+        for _, path in resolved:
+            await asyncio.to_thread(require_audited, path, self._config)
         slots, played = asyncio.Semaphore(self._n_concurrent), dict[int, Rollout]()
 
         def note(place: int, rollout: Rollout) -> None:

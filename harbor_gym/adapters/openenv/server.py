@@ -65,6 +65,7 @@ def create_app(config: ServerConfig, token: str) -> Guard:
         test_fraction=config.test_fraction,
         test_tasks=config.test_tasks,
         seed=config.seed,
+        episode=config.env,
     )
     require_sandbox(config.env)
     episodes = served_episodes()

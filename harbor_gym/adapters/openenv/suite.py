@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.portal import get_portal
+from harbor_gym.config import EpisodeConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.tasks import SourcedTask, TaskSource, filter_tasks, read_instruction, resolve_tasks, split_tasks
+from harbor_gym.tasks.receipts import playable_tasks
 
 TRAIN, TEST = "train", "test"
 """Names of the splits, which are also OpenEnv's types of split."""
@@ -44,6 +46,7 @@ class TaskSuite:
         test_fraction: float = 0.0,
         test_tasks: Sequence[str] = (),
         seed: int = 0,
+        episode: EpisodeConfig | None = None,
     ) -> "TaskSuite":
         """Find the tasks, fetch missing ones, and split them. Blocks.
 
@@ -53,12 +56,15 @@ class TaskSuite:
             test_fraction: Share of the tasks in the split ``test``.
             test_tasks: Names of the tasks in the split ``test`` instead.
             seed: Draws the fraction.
+            episode: How they are played, whose ``require_audit`` leaves tasks out.
 
         Raises:
             UsageError: A source, a condition or a name is wrong, or no task is left.
             TaskError: A directory is not a usable Harbor task, or a source can't be reached.
         """
         tasks = filter_tasks(get_portal().call(resolve_tasks, sources), where)
+        if episode is not None:
+            tasks = playable_tasks(tasks, episode)
         if not tasks:
             raise UsageError("there is no task: name a directory, a git source or a registry's dataset")
         train, test = split_tasks(tasks, test_fraction=test_fraction, test_tasks=test_tasks, seed=seed)

@@ -118,7 +118,14 @@ class HarborExp(BasePPOExp):
 
     def _dataset(self, tasks: Sequence[str], name: str, *, min_rows: int) -> PromptDataset:
         path = Path(self.cfg.trainer.export_path) / "harbor" / f"{name}.jsonl"
-        write_dataset(tasks, path, min_rows=min_rows)
+        episode = self.cfg.harbor.episode
+        write_dataset(
+            tasks,
+            path,
+            min_rows=min_rows,
+            require_audit=episode.require_audit,
+            refused_findings=episode.refused_findings,
+        )
         return PromptDataset(
             datasets=[str(path)],
             tokenizer=self.tokenizer,  # pyright: ignore[reportArgumentType]  # SkyRL names the factory's type

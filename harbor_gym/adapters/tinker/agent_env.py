@@ -3,7 +3,7 @@
 import time
 from typing import Any, override
 
-from tinker_cookbook.rl.types import Logs, Metrics, Trajectory, Transition
+from tinker_cookbook.rl.types import Logs, Metrics, Trajectory
 
 from harbor_gym._runtime.files import StrPath
 from harbor_gym.adapters.harbor import RolloutInterface
@@ -57,24 +57,15 @@ class HarborAgentTinkerEnv(EpisodeEnv):
         """
         if self._rollout is None:
             return
-        waiting: dict[tuple[int, ...], list[Transition]] = {}
-        for item in trajectory.transitions:
-            waiting.setdefault((*item.ob.to_ints(), *item.ac.tokens), []).append(item)
-        trained = [
-            (*segment.prompt, *segment.completion[: span.end])
-            for segment in self._rollout.segments
-            for span in segment.spans
-            if span.is_trained
-        ]
-        kept = [waiting[tokens].pop(0) for tokens in trained if waiting.get(tokens)]
-        if not kept:
-            return
-        end, last = kept[-1], trajectory.transitions[-1]
-        if end is not last:
-            end.reward, last.reward = last.reward, end.reward
-            end.metrics, last.metrics = last.metrics, end.metrics
-            end.episode_done, last.episode_done = True, False
-        trajectory.transitions[:] = kept
+        self._keep_trained(
+            trajectory,
+            [
+                (*segment.prompt, *segment.completion[: span.end])
+                for segment in self._rollout.segments
+                for span in segment.spans
+                if span.is_trained
+            ],
+        )
 
     @override
     async def _play(self) -> Rollout:

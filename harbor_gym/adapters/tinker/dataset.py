@@ -18,6 +18,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.pool import shared_pool
 from harbor_gym.starts import Starts, level_of
 from harbor_gym.tasks import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
+from harbor_gym.tasks.receipts import playable_tasks
 
 _AS_GRADED: Mapping[str, Any] = {"zero_reward_on_limit": False}
 
@@ -318,7 +319,7 @@ class HarborRLDatasetBuilder(_Builder):
             TaskError: A task is not available or can't be read.
         """
         tasks = await resolve_tasks(self.tasks or [self.template.env.task_dir])
-        kept = filter_tasks(tasks, self.where)
+        kept = playable_tasks(filter_tasks(tasks, self.where), self.template.env)
         return split_tasks(kept, test_fraction=self.test_fraction, test_tasks=self.test_tasks, seed=self.seed)
 
     def _weights(self, tasks: Sequence[SourcedTask]) -> list[float]:

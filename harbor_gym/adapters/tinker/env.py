@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, override
@@ -23,6 +23,7 @@ from tinker_cookbook.rl.types import (
     StepResult,
     StopReason,
     Trajectory,
+    Transition,
 )
 
 from harbor_gym._runtime.files import StrPath
@@ -113,6 +114,7 @@ class EpisodeEnv(Env):
         self._request: _Request | None = None
         self._playing: asyncio.Task[Rollout] | None = None
         self._rollout: Rollout | None = None
+        self._returned = 0.0
         self._findings: list[Finding] = []
         self.ends_at: float | None = None
         """The batch's deadline by the event loop's clock, set before the episode starts; None sets none."""
@@ -189,6 +191,28 @@ class EpisodeEnv(Env):
     async def complete(self, trajectory: Trajectory) -> None:
         """Make the trajectory one to train on, or the transcript complete, once the loop has the whole episode."""
 
+    @staticmethod
+    def _keep_trained(trajectory: Trajectory, trained: Iterable[Sequence[int]]) -> None:
+        """Reduce a trajectory to the answers that are trained, in their order; what the last one got stays last.
+
+        Args:
+            trajectory: Every prompt and answer, in the order of the answers.
+            trained: Each prompt with its answer.
+        """
+        waiting: dict[tuple[int, ...], list[Transition]] = {}
+        for item in trajectory.transitions:
+            waiting.setdefault((*item.ob.to_ints(), *item.ac.tokens), []).append(item)
+        kept = [waiting[key].pop(0) for key in map(tuple, trained) if waiting.get(key)]
+        if not kept:
+            return
+        end, last = kept[-1], trajectory.transitions[-1]
+        if end is not last:
+            end.reward, last.reward = last.reward, end.reward
+            end.metrics, last.metrics = last.metrics, end.metrics
+            end.episode_done, last.episode_done = True, False
+        end.reward += sum(item.reward for left_out in waiting.values() for item in left_out)
+        trajectory.transitions[:] = kept
+
     async def drop(self, why: DropReason) -> None:
         """Stop the sandbox of a dropped episode, and note this in its transcript."""
         await self.close()
@@ -237,6 +261,7 @@ class EpisodeEnv(Env):
 
     async def _result(self, prompt: list[int] | None) -> StepResult:
         reward, metrics, logs = self._last_turn()
+        self._returned += reward
         if prompt is None:
             reward, ended = await self._end(reward)
             metrics |= ended
@@ -352,6 +377,8 @@ class HarborTerminalTinkerEnv(EpisodeEnv):
             answers = sum(1 + len(turn.summaries) for turn in self._token_env.transcript.turns)
             known = [None] * (answers - len(known)) + known  # a copy's begin later
             await asyncio.to_thread(add_logprobs, self._transcript_path, known)
+        if self._rollout is not None and not self._token_env.trains_summaries:
+            self._keep_trained(trajectory, [[*item.prompt, *item.sample.tokens] for item in self._rollout.transitions])
 
     async def _keep_snapshot(self, branch: Branch) -> None:
         taken = len(self._token_env.transcript.turns)
@@ -383,8 +410,9 @@ class HarborTerminalTinkerEnv(EpisodeEnv):
             return transcript.reward, metrics, {}
         if (summary := self._token_env.summary) is not None:
             # The turn's own reward was returned with the turn; what the end adds is in the rollout's.
-            reward = self._rollout.transitions[-1].reward if self._rollout is not None else 0.0
-            own = metrics if self._rollout is not None else {"summary_used": float(summary.state == "used")}
+            reward, own = 0.0, {"summary_used": float(summary.state == "used")}
+            if self._rollout is not None:
+                reward, own = sum(item.reward for item in self._rollout.transitions) - self._returned, metrics
             return reward, own, {"shown": SUMMARY_REQUEST, "action": summary.text}
         last = transcript.turns[-1]
         logs: Logs = {"shown": last.observation, "action": last.action}

@@ -18,7 +18,6 @@ from harbor_gym.config import (
 )
 from harbor_gym.config.tracking import Tracking
 from harbor_gym.errors import UsageError
-from harbor_gym.tasks.receipts import Severity
 from harbor_gym.types import ExecutorKind
 
 MAX_TOKENS, MAX_CONTEXT_TOKENS, MAX_LORA_RANK = 4096, 32_768, 32
@@ -35,12 +34,6 @@ class EvalConfig(BaseModel):
 
     registry_path: OptionalPath = cast("Any", None)
     """registry.json to look names up in, in place of Harbor's registry."""
-
-    require_audit: OptionalPath = cast("Any", None)
-    """Folder of a harbor-gym audit: only tasks with a receipt there are played."""
-
-    refused_findings: Severity = Severity.ERROR
-    """With ``require_audit``: leave out tasks with a finding as bad as this."""
 
     env: AnyEpisode
     """How each episode is played: in our own loop, or by an agent. Each task takes the place of ``env.task_dir``."""

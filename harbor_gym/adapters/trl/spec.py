@@ -38,6 +38,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway import SessionLimits
 from harbor_gym.stragglers import Stragglers
 from harbor_gym.tasks import SourcedTask, TaskSource, read_instruction, resolve_tasks
+from harbor_gym.tasks.receipts import playable_tasks
 from harbor_gym.types import DEFAULT_SANDBOX, Sampler
 
 if TYPE_CHECKING:
@@ -111,12 +112,15 @@ class HarborSpec:
                 "over_sample is for agent='terminal': with tools TRL itself decides how many episodes it plays"
             )
         self._max_context_tokens = max_context_tokens
-        self._tasks = _select(get_portal().call(resolve_tasks, tasks), indices)
+        selected = _select(get_portal().call(resolve_tasks, tasks), indices)
+        player = {"agent": agent} if is_harbors else {}
+        config = _make_config(next(iter(selected.values())).path, {"sandbox": sandbox, **player, **settings})
+        played = {task.path for task in playable_tasks(list(selected.values()), config)}
+        self._tasks = {index: task for index, task in selected.items() if task.path in played}
+        config = config.model_copy(update={"task_dir": next(iter(self._tasks.values())).path})
         self._instructions = {index: read_instruction(task) for index, task in self._tasks.items()}
         if self._harness is not None:
             self._harness = _fit_steps(self._harness, self._tasks.values())
-        player = {"agent": agent} if is_harbors else {}
-        config = _make_config(next(iter(self._tasks.values())).path, {"sandbox": sandbox, **player, **settings})
         if isinstance(config, AgentEpisodeConfig):
             require_agent(config)
         elif self._harness is not None and self._harness._takes_text and config.terminal.keys is None:  # pyright: ignore[reportPrivateUsage]  # as harnesses set it

@@ -10,6 +10,8 @@ from pydantic import Field
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.verifiers.outcome import Outcome
 from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+from harbor_gym.tasks.receipts import audited_tasks
+from harbor_gym.types import Severity
 
 
 class HarborTaskData(vf.TaskData):
@@ -70,6 +72,12 @@ class HarborTasksetConfig(vf.TasksetConfig):
     download_dir: Path | None = None
     """Folder for fetched tasks; None is Harbor's cache."""
 
+    require_audit: Path | None = None
+    """Folder of a harbor-gym audit: tasks without a receipt there of their present files are left out."""
+
+    refused_findings: Severity = Severity.ERROR
+    """With ``require_audit``: leave out tasks with a finding as bad as this, too."""
+
 
 class HarborTerminalTaskset(vf.Taskset[HarborTask, HarborTasksetConfig]):
     """Harbor tasks from directories, git repositories and registries, including multi-step tasks."""
@@ -91,6 +99,8 @@ class HarborTerminalTaskset(vf.Taskset[HarborTask, HarborTasksetConfig]):
             registry_url=self.config.registry_url,
             download_dir=self.config.download_dir,
         )
+        if self.config.require_audit is not None:
+            found = audited_tasks(found, self.config.require_audit, refused=self.config.refused_findings)
         for task in found:
             yield HarborTask(_data(task), self.config.task)
 

@@ -134,8 +134,8 @@ def find_in_runs(runs: Iterable[StrPath], tasks: Sequence[SourcedTask]) -> dict[
     by_kind: dict[str, dict[str, list[Finding]]] = defaultdict(lambda: defaultdict(list))
     ended: dict[str, list[Ended]] = defaultdict(list)
     for run in map(Path, runs):
-        names = _names_here(run, tasks)
-        for path, transcript, document in _transcripts(run):
+        names = names_here(run, tasks)
+        for path, transcript, document in read_transcripts(run):
             name = names.get(str(document.get("task") or path.parent.name))
             if name is None:
                 continue
@@ -170,7 +170,7 @@ def tasks_of(run: StrPath) -> list[Path]:
     return found
 
 
-def _names_here(run: Path, tasks: Sequence[SourcedTask]) -> dict[str, str]:
+def names_here(run: Path, tasks: Sequence[SourcedTask]) -> dict[str, str]:
     """Return for each task of a run whose files are the same here: its name there → its name here."""
     rows: list[dict[str, Any]] | None = object_or_empty(run / TASKS_NAME).get("tasks")
     if rows is not None:
@@ -185,7 +185,12 @@ def _names_here(run: Path, tasks: Sequence[SourcedTask]) -> dict[str, str]:
     }
 
 
-def _transcripts(run: Path) -> Iterator[tuple[Path, Transcript, dict[str, Any]]]:
+def read_transcripts(run: Path) -> Iterator[tuple[Path, Transcript, dict[str, Any]]]:
+    """Yield the transcripts of a run that can be read.
+
+    Raises:
+        UsageError: The folder has none.
+    """
     read = False
     for found in _read(transcripts_of(run)):
         read = True

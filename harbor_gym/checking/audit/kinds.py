@@ -73,6 +73,10 @@ KINDS = {
     "flaky/one-processor": _warning(
         "the same agent scores differently on one processor", "wait for what is to happen, not for a time"
     ),
+    "flaky/under-load": _warning(
+        "the same agent scores differently with a quarter of a processor's time",
+        "wait for what is to happen, not for a time; raise the time limits",
+    ),
     "flaky/time-zone": _warning(
         "the same agent scores differently in another time zone", "compare times in UTC, or set TZ in the image"
     ),
@@ -86,7 +90,7 @@ KINDS = {
         'set [environment] network_mode = "public", or put into the image what is downloaded',
     ),
     "hygiene/build-differs": _warning(
-        "two builds of its image have other files", "name versions, sort what is generated, seed what is random"
+        "two builds of an image have other files", "name versions, sort what is generated, seed what is random"
     ),
     "hygiene/author-path": _warning("a path of an author's machine", "use a path that the image has"),
     "hygiene/secret": _error("a secret", "revoke it, and take it from the environment instead"),
@@ -104,6 +108,14 @@ KINDS = {
     ),
     "episodes/tests-skipped": _error(
         "an episode is paid although no test has run", "let the tests run, or fail where they can't"
+    ),
+    "episodes/flaky": _error(
+        "an episode has another verdict when it is graded again", "remove what the verdict depends on"
+    ),
+    "episodes/view-differs": _warning(
+        "an episode that is paid has another verdict in a pristine view",
+        "see what it changed outside of the view's paths: declare them ([metadata] verify_paths), or give the verifier "
+        "a sandbox of its own",
     ),
     "episodes/limits-hit": _warning("most episodes end at a limit", "raise the limit, or make the task shorter"),
     "episodes/never-paid": _note("no episode is paid", "train on it later, or show that it can be solved"),

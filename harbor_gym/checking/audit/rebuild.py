@@ -1,4 +1,4 @@
-"""Build a task's image a second time without the cache, and compare the files."""
+"""Build a task's images a second time without the cache, and compare the files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from harbor_gym.checking.audit.kinds import finding
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.sandboxes.images.build import ImageSource, hold_image
 from harbor_gym.tasks.receipts import Evidence, Finding
+
+if TYPE_CHECKING:
+    from harbor.models.task.task import Task
 
 _SHOWN = 10
 _CHANGING = re.compile(
@@ -36,45 +39,69 @@ class _Entry(NamedTuple):
 
 
 async def find_by_rebuild(task_dir: Path, plan: CheckPlan) -> list[Finding]:
-    """Return a finding if two builds of a task's image have other files, modes or owners; times do not count.
+    """Return a finding if two builds of a task's images have other files, modes or owners; times do not count.
 
-    The second build replaces the first in the cache. Without a Dockerfile that is built, nothing is found.
+    The images are that of the policy's sandbox and those of verifiers with a sandbox of their own. The second build
+    replaces the first in the cache. Without a Dockerfile that is built, nothing is found.
 
     Args:
-        task_dir: The directory of a well-formed task, whose image could be built.
+        task_dir: The directory of a well-formed task, whose images could be built.
         plan: How it was checked, in ``local`` sandboxes.
 
     Raises:
         MissingDependencyError, SandboxStartError: The second build failed, or there is no room for it.
     """
-    from harbor.environments.definition import should_use_prebuilt_docker_image
-
     from harbor_gym.episode.task import load_task
 
-    environment_dir = task_dir / "environment"
-    task, options = (await load_task(task_dir)).config.environment, plan.environment.kwargs
-    is_prebuilt = should_use_prebuilt_docker_image(
-        environment_dir, docker_image=task.docker_image, force_build=bool(options.get("build_dockerfile"))
-    )
-    is_named = options.get("image") or options.get("rootfs") or is_prebuilt
-    if is_named or not (environment_dir / "Dockerfile").is_file():
+    evidence: list[Evidence] = []
+    differ: list[str] = []
+    task = await load_task(task_dir)
+    for folder, timeout_sec in _built_folders(task, plan):
+        found = await _differences(folder, timeout_sec)
+        place = folder.relative_to(task.paths.task_dir).as_posix()
+        evidence += [Evidence(file=f"{place}/Dockerfile", text=f"/{path}: {why}") for path, why in found[:_SHOWN]]
+        if found:
+            names = ", ".join(f"/{path}" for path, _ in found[:3])
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            differ.append(f"of {place}/Dockerfile differ in {names}{more}")
+    if not differ:
         return []
-    source, timeout_sec = ImageSource(environment_dir), task.build_timeout_sec
+    return [finding("hygiene/build-differs", f"two builds {', and two '.join(differ)}", evidence[:_SHOWN])]
+
+
+def _built_folders(task: Task, plan: CheckPlan) -> Iterator[tuple[Path, float]]:
+    """Yield the folder of each Dockerfile that a task builds, once, with the limit of its build in seconds."""
+    from harbor.environments.definition import should_use_prebuilt_docker_image
+    from harbor.models.task.verifier_mode import resolve_verifier_environment_definition
+
+    options, own = plan.environment.kwargs, task.config.environment
+    images = [(task.paths.environment_dir, own)]
+    for step in [None, *(task.config.steps or ())]:
+        definition = resolve_verifier_environment_definition(task.config, task.paths, step)
+        if definition is not None:
+            images.append((definition.directory, definition.config))
+    if options.get("image") or options.get("rootfs"):
+        return
+    for folder, config in {folder: (folder, config) for folder, config in reversed(images)}.values():
+        is_prebuilt = should_use_prebuilt_docker_image(
+            folder, docker_image=config.docker_image, force_build=bool(options.get("build_dockerfile"))
+        )
+        if not is_prebuilt and (folder / "Dockerfile").is_file():
+            yield folder, config.build_timeout_sec
+
+
+async def _differences(folder: Path, timeout_sec: float) -> list[tuple[str, str]]:
+    """Return the paths in which two builds of a folder's Dockerfile differ, and how."""
+    source = ImageSource(folder)
     first, first_hold = await hold_image(source, build_timeout_sec=timeout_sec)
     try:
         second, second_hold = await hold_image(source, build_timeout_sec=timeout_sec, force_build=True)
         try:
-            differ = await asyncio.to_thread(lambda: list(different_paths(first.directories, second.directories)))
+            return await asyncio.to_thread(lambda: list(different_paths(first.directories, second.directories)))
         finally:
             second_hold.release()
     finally:
         first_hold.release()
-    if not differ:
-        return []
-    evidence = [Evidence(text=f"/{path}: {why}") for path, why in differ[:_SHOWN]]
-    names = ", ".join(f"/{path}" for path, _ in differ[:3])
-    more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-    return [finding("hygiene/build-differs", f"two builds of its image differ in {names}{more}", evidence)]
 
 
 def different_paths(first: Sequence[Path], second: Sequence[Path]) -> Iterator[tuple[str, str]]:

@@ -11,11 +11,12 @@ from typing import Any
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.checking.audit.kinds import KINDS
-from harbor_gym.tasks.receipts import Finding, Receipt
+from harbor_gym.tasks.receipts import EpisodeGrades, Finding, Receipt
 
-FORMAT = 1
+FORMAT = 2
 _PLACE = ("file", "line", "episode", "turn", "text", "reward")
-_COLUMNS = ("task", "source", "severity", "kind", "message", "remedy", *_PLACE, "digest")
+_GRADES = ("sampled", "unreplayed", "flaky", "paid", "forged", "flake_rate", "forge_rate")
+_COLUMNS = ("task", "source", "severity", "kind", "message", "remedy", *_PLACE, "digest", *_GRADES)
 
 
 def summary(receipts: Sequence[Receipt]) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def summary(receipts: Sequence[Receipt]) -> dict[str, Any]:
         "tasks": len(receipts),
         "clean": sum(receipt.is_clean for receipt in receipts),
         "kinds": {kind: dict(by_source) for kind, by_source in counts(receipts).items()},
+        "episodes": None if (grades := episodes(receipts)) is None else grades.model_dump(),
         "receipts": [receipt.model_dump(mode="json") for receipt in receipts],
     }
 
@@ -36,6 +38,12 @@ def counts(receipts: Sequence[Receipt]) -> dict[str, Counter[str]]:
         for kind in {one.kind for one in receipt.findings}:
             found[kind][receipt.source or receipt.path] += 1
     return {kind: by_source for kind, by_source in found.items() if by_source}
+
+
+def episodes(receipts: Sequence[Receipt]) -> EpisodeGrades | None:
+    """Return how often the episodes of all tasks that were graded anew differ; None if none was."""
+    grades = [receipt.episodes for receipt in receipts if receipt.episodes is not None]
+    return EpisodeGrades.total(grades) if grades else None
 
 
 def as_json(receipts: Sequence[Receipt]) -> str:
@@ -53,7 +61,8 @@ def as_csv(receipts: Sequence[Receipt]) -> str:
             first = one.evidence[0] if one.evidence else None
             place = [getattr(first, name, None) for name in _PLACE]
             head = (receipt.task, receipt.source, one.severity.value, one.kind, one.message, one.remedy)
-            rows.writerow([_cell(value) for value in (*head, *place, receipt.digest)])
+            grades = [getattr(receipt.episodes, name, None) for name in _GRADES]
+            rows.writerow([_cell(value) for value in (*head, *place, receipt.digest, *grades)])
     return text.getvalue()
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import BrokenExecutor, Executor
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from harbor_gym import __version__
 from harbor_gym._runtime.files import StrPath
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.checking.audit.contents import TaskContents
 from harbor_gym.checking.audit.episodes import find_in_runs
 from harbor_gym.checking.audit.hygiene import find_hygiene
@@ -20,18 +24,20 @@ from harbor_gym.checking.audit.kinds import at, finding
 from harbor_gym.checking.audit.leaks import find_leaks
 from harbor_gym.checking.audit.probes import find_by_probes, find_slow
 from harbor_gym.checking.audit.rebuild import find_by_rebuild
+from harbor_gym.checking.audit.regrades import Graded, counts_of, find_in_grades, grade_sample
 from harbor_gym.checking.audit.sets import Likeness, compare, likeness
 from harbor_gym.checking.audit.vacuous import find_vacuous
 from harbor_gym.checking.audit.vary import conditions_of, find_by_conditions
 from harbor_gym.checking.audit.verdicts import find_in_check
 from harbor_gym.checking.checks import check_task
 from harbor_gym.checking.plan import CheckPlan
-from harbor_gym.checking.verdict import TaskCheck
-from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.checking.verdict import SOLVED, TaskCheck
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import SandboxError, SandboxLostError, TaskError, UsageError
 from harbor_gym.tasks import SourcedTask
 from harbor_gym.tasks.receipts import Finding, Receipt, read_receipts
 
-DETECTORS = 2
+DETECTORS = 4
 """Raised when a detector changes, so that tasks are judged again."""
 
 
@@ -60,11 +66,20 @@ class AuditPlan:
     task_timeout_sec: float | None = 3600.0
     """Seconds for all trials of one task. A task that takes longer has no verdict."""
 
+    executor: Executor | None = None
+    """Judges the tasks, such as :func:`harbor_gym.cluster.open_executor`'s; None judges them in this process."""
+
     fresh: bool = False
     """Judge every task, also with a receipt."""
 
     runs: Sequence[StrPath] = ()
     """Folders of training runs and evaluations whose stored episodes are read, too."""
+
+    sample: int = 0
+    """How many of these episodes are replayed and graded anew, in the view that they had and in the other one."""
+
+    seed: int = 0
+    """Draws them."""
 
 
 @dataclass(slots=True)
@@ -96,6 +111,7 @@ async def audit_tasks(
     Raises:
         UsageError: A receipt of the folder can't be read, or a run has no transcript.
         OSError: A receipt can't be written.
+        SandboxLostError: A process of an executor of processes was killed.
     """
     known = {} if plan.fresh else _known(plan)
     kept = [known.get((task.name, task.digest)) for task in tasks]
@@ -111,26 +127,45 @@ async def audit_tasks(
                 contents = TaskContents(task.path)
                 likenesses[task.name] = await asyncio.to_thread(likeness, contents, task.path.name)
                 return
-            receipt, like = await _judge(task, plan)
+            judging = _judge(task, plan) if plan.executor is None else _judge_by(plan.executor, task, plan)
+            receipt, like = await judging
             likenesses[task.name] = like
             receipt.write(plan.folder)
             results[task.name] = receipt
         on_judged(receipt)
 
-    async with asyncio.TaskGroup() as group:
+    async with task_group() as group:
         for task in tasks:
             group.create_task(judge(task), name="harbor-gym-audit")
     among = await asyncio.to_thread(compare, {task.name: likenesses[task.name] for task in tasks})
     played = await asyncio.to_thread(find_in_runs, plan.runs, tasks)
+    graded = await _grade(plan, tasks, results)
     for task in tasks:
-        receipt = results[task.name]
+        receipt, grades = results[task.name], graded.get(task.name, ())
         own = (one for one in receipt.findings if not one.is_of_the_set)
-        findings = _sorted([*own, *among.get(task.name, ()), *played.get(task.name, ())])
-        if findings != receipt.findings:
-            receipt = receipt.model_copy(update={"findings": findings})
+        found = [*own, *among.get(task.name, ()), *played.get(task.name, ()), *find_in_grades(grades)]
+        new = {"findings": _sorted(found), "episodes": counts_of(grades) if grades else None}
+        if new != {name: getattr(receipt, name) for name in new}:
+            receipt = receipt.model_copy(update=new)
             receipt.write(plan.folder)
         audit.receipts.append(receipt)
     return audit
+
+
+async def _grade(
+    plan: AuditPlan, tasks: Sequence[SourcedTask], receipts: Mapping[str, Receipt]
+) -> Mapping[str, Sequence[Graded]]:
+    if not plan.runs or not plan.sample:
+        return {}
+    return await grade_sample(
+        plan.runs,
+        tasks,
+        {name: receipt.view for name, receipt in receipts.items()},
+        sample=plan.sample,
+        seed=plan.seed,
+        jobs=plan.jobs,
+        timeout_sec=plan.task_timeout_sec,
+    )
 
 
 def _known(plan: AuditPlan) -> dict[tuple[str, str], Receipt]:
@@ -178,12 +213,15 @@ async def _judge(task: SourcedTask, plan: AuditPlan) -> tuple[Receipt, Likeness]
     static, like = await read_task(task.path)
     durations = {"static": round(time.monotonic() - began, 3)}
     verdict: str | None = None
+    view: tuple[str, ...] = ()
     is_unusable = any(one.kind in ("task/malformed", "task/no-verifier") for one in static)
     if plan.check is not None and not is_unusable:
         checked, found = await _check(task, plan, plan.check)
         static += found
         if checked is not None:
             verdict = checked.verdict.value
+            if checked.pristine is not None and checked.pristine.oracle == SOLVED:
+                view = checked.pristine.paths
             durations |= _durations(checked)
     receipt = Receipt(
         task=task.name,
@@ -196,10 +234,37 @@ async def _judge(task: SourcedTask, plan: AuditPlan) -> tuple[Receipt, Likeness]
         settings=_settings(plan),
         judged_at=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict,
+        view=view,
         findings=_sorted(static),
         durations=durations,
     )
     return receipt, like
+
+
+async def _judge_by(executor: Executor, task: SourcedTask, plan: AuditPlan) -> tuple[Receipt, Likeness]:
+    """Judge one task by a call of an executor, which may lose its worker."""
+    config = TerminalEnvConfig(task_dir=task.path)  # Ray's executor brings a configuration's task to the node
+    sent = replace(plan, executor=None)
+    try:
+        return await asyncio.wrap_future(executor.submit(_judge_there, config, task, sent))
+    except BrokenExecutor as exc:  # of processes, which end together
+        raise SandboxLostError(
+            f"a process that judged tasks was killed, perhaps while it judged {task.name}: is there enough memory? "
+            "The same command goes on where the audit was"
+        ) from exc
+    except SandboxError as exc:
+        receipt, like = await _judge(task, replace(sent, check=None))
+        lost = finding("verdict/sandbox-failed", f"{type(exc).__name__}: {' '.join(str(exc).split())}")
+        known = {"sandbox": plan.sandbox, "settings": _settings(plan), "findings": _sorted([*receipt.findings, lost])}
+        return receipt.model_copy(update=known), like
+
+
+def _judge_there(config: TerminalEnvConfig, task: SourcedTask, plan: AuditPlan) -> tuple[Receipt, Likeness]:
+    """Judge a task in an executor's worker, where the configuration names its directory."""
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("audit"), ignore_cleanup_errors=True) as trials:
+        check = None if plan.check is None else replace(plan.check, trials_dir=trials)
+        receipt, like = asyncio.run(_judge(replace(task, path=config.task_dir), replace(plan, check=check)))
+    return receipt.model_copy(update={"path": str(task.path)}), like
 
 
 async def read_task(task_dir: Path) -> tuple[list[Finding], Likeness]:

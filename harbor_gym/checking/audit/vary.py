@@ -1,4 +1,4 @@
-"""Play a sound task under other conditions: one processor, another time zone and host name, no network."""
+"""Play a sound task under other conditions: one processor, load, another time zone and host name, no network."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from harbor_gym.checking.play import Work, play
 from harbor_gym.checking.verdict import SOLVED, SOUND, UNSOLVED, TaskCheck
 from harbor_gym.errors import HarborGymError, SandboxError, TaskUnsupportedError, TerminalError
 from harbor_gym.sandboxes.registry import APPTAINER, LOCAL, sandbox_name
+from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.tasks.receipts import Evidence, Finding
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _CONDITIONS = {
     "one-processor": ("flaky/one-processor", "on one processor"),
+    "under-load": ("flaky/under-load", "with a quarter of a processor's time"),
     "time-zone": ("flaky/time-zone", "in another time zone"),
     "host-name": ("flaky/host-name", "under another host name"),
     "no-network": ("hygiene/needs-network", "without a network"),
@@ -32,6 +34,9 @@ _CONDITIONS = {
 """Condition → the kind of its finding, and what it is called."""
 
 _HOST_NAME = "elsewhere"
+_SHARE = 0.25
+"""Processors: what is left of one beside three busy programs."""
+
 _PINNED_ZONE = re.compile(r"\bTZ\b|/etc/(?:localtime|timezone)")
 
 
@@ -50,13 +55,13 @@ class _Result:
 
 
 def conditions_of(environment: EnvironmentConfig) -> tuple[str, ...]:
-    """Return the conditions that a sandbox can make: every sandbox passes a time zone on, as a variable.
+    """Return the conditions that a sandbox can make here: every sandbox passes a time zone on, as a variable.
 
     Args:
         environment: The sandbox, as :func:`harbor_gym.sandboxes.environment_config` returns it.
     """
     if (name := sandbox_name(environment)) in (LOCAL, APPTAINER):
-        return tuple(_CONDITIONS)
+        return tuple(each for each in _CONDITIONS if each != "under-load" or "cpu" in cgroups.places())
     return ("one-processor", "time-zone") if name == "docker" else ("time-zone",)
 
 
@@ -141,6 +146,8 @@ def _under(environment: EnvironmentConfig, names: Sequence[str]) -> EnvironmentC
     if "one-processor" in names:
         changed["override_cpus"] = 1
         options |= {"processor_set": True} if is_supervised else {}
+    if "under-load" in names:
+        options["processor_time"] = _SHARE
     if "time-zone" in names:
         changed["env"] = {**environment.env, "TZ": _other_zone(datetime.now(UTC).hour)}
     if "host-name" in names:

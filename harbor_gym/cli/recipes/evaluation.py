@@ -45,7 +45,7 @@ from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.starts import Starts
 from harbor_gym.tasks import resolve_tasks
-from harbor_gym.tasks.receipts import audited_tasks
+from harbor_gym.tasks.receipts import playable_tasks
 from harbor_gym.transcripts import RESULT_NAME
 
 
@@ -62,8 +62,7 @@ def evaluate_policy(config: EvalConfig) -> Report:
     if config.base_url is not None and config.model is None:
         asyncio.run(require_endpoint(config.base_url))
     found = asyncio.run(resolve_tasks(config.paths, registry_path=config.registry_path))
-    if config.require_audit is not None:
-        found = audited_tasks(found, config.require_audit, refused=config.refused_findings)
+    found = playable_tasks(found, config.env)
     tasks = [config.env.model_copy(update={"task_dir": task.path}) for task in found]
     starts = _starts(config, tasks)
     settings, started = _settings(config), datetime.now(UTC)
@@ -295,8 +294,6 @@ def _settings(config: EvalConfig) -> dict[str, Any]:
     other = {
         "paths",
         "registry_path",
-        "require_audit",
-        "refused_findings",
         "episodes",
         "attempts",
         "threshold",
@@ -306,7 +303,8 @@ def _settings(config: EvalConfig) -> dict[str, Any]:
         *played,
     }
     settings = config.model_dump(mode="json", exclude=other)
-    settings["env"].pop("task_dir")
+    for name in ("task_dir", "require_audit", "refused_findings"):
+        settings["env"].pop(name)
     return {**settings, "versions": versions()}
 
 

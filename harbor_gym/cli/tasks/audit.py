@@ -7,6 +7,8 @@ import json
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +19,7 @@ from harbor_gym.cli import completion, options
 from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
 from harbor_gym.cli.tasks.check import trials_folder
 from harbor_gym.errors import UsageError
-from harbor_gym.types import DEFAULT_SANDBOX
+from harbor_gym.types import DEFAULT_SANDBOX, ExecutorKind
 
 if TYPE_CHECKING:
     from harbor_gym.checking.audit.run import AuditPlan
@@ -47,6 +49,11 @@ def audit(
             help="Folder of a training run or an evaluation: read its episodes, too.",
         ),
     ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option("--regrade", min=0, help="Episodes of the runs to grade anew. [default: 20; --no-play: 0]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws them.")] = 0,
     play: Annotated[bool, typer.Option(help="Also play each task, as check does.")] = True,
     registry_path: options.RegistryPath = None,
     env: options.Env = DEFAULT_SANDBOX,
@@ -54,7 +61,8 @@ def audit(
     repeat: Annotated[int, typer.Option(min=1, help="Runs of the solution and of an agent that does nothing.")] = 2,
     forge: options.Forge = True,
     vary: Annotated[
-        bool, typer.Option(help="Play sound tasks on one processor, in another time zone and without a network, too.")
+        bool,
+        typer.Option(help="Play sound tasks on one processor, under load, in another zone, without a network, too."),
     ] = True,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build each image once more and compare the files (local).")
@@ -62,6 +70,10 @@ def audit(
     reward_key: options.RewardKey = None,
     reward_function: options.RewardFunctionName = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Tasks audited at the same time.")] = 2,
+    executor: Annotated[
+        ExecutorKind | None,
+        typer.Option("--rollout-executor", help="Processes of this machine, or a Ray cluster's nodes, judge."),
+    ] = None,
     task_timeout: Annotated[float, typer.Option(min=1, help="Seconds for all trials of one task.")] = 3600,
     fresh: Annotated[bool, typer.Option("--fresh", help="Judge also tasks that have a receipt.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print audit.json instead of a table.")] = False,
@@ -74,8 +86,10 @@ def audit(
     nothing found, or notes alone; 3 warnings; 1 errors; 2 misuse.
     """
     from harbor_gym.checking.audit.episodes import tasks_of
+    from harbor_gym.checking.audit.regrades import SAMPLE
     from harbor_gym.checking.audit.run import AuditPlan
     from harbor_gym.checking.plan import CheckPlan
+    from harbor_gym.cluster import open_executor
     from harbor_gym.episode.grading.rewards import reward_function as require_function
     from harbor_gym.sandboxes import environment_config, parse_options, preflight
     from harbor_gym.tasks import resolve_tasks
@@ -88,6 +102,8 @@ def audit(
     with one_line_errors(), quiet_harbor():
         if not sources and not run:
             raise UsageError("nothing to audit: give folders, git+URL@COMMIT#path, or org/name@ref")
+        if sample and not run:
+            raise UsageError("--regrade grades the episodes of a run anew: name its folder (--run)")
         if rebuild and (env != DEFAULT_SANDBOX or not play):
             raise UsageError(f"--rebuild compares the images of --env {DEFAULT_SANDBOX}, and not with --no-play")
         for folder in run or ():
@@ -119,10 +135,13 @@ def audit(
             task_timeout_sec=task_timeout,
             fresh=fresh,
             runs=run or (),
+            sample=(SAMPLE if play else 0) if sample is None else sample,
+            seed=seed,
         )
         with warnings.catch_warnings():  # Harbor's, about a task, and Python's, about a test's syntax
             warnings.simplefilter("ignore")
-            receipts = asyncio.run(_audit(tasks, plan, shows=not as_json))
+            with nullcontext() if executor is None else open_executor(executor, min(jobs, len(tasks))) as judging:
+                receipts = asyncio.run(_audit(tasks, replace(plan, executor=judging), shows=not as_json))
         _write(out, receipts)
     code = _print(receipts, out, as_json=as_json)
     if code:
@@ -180,7 +199,7 @@ def _write(out: Path, receipts: Sequence[Receipt]) -> None:
 def _print(receipts: Sequence[Receipt], out: Path, *, as_json: bool) -> int:
     """Print the result; return the exit code."""
     from harbor_gym.checking.audit.report import as_json as summary
-    from harbor_gym.checking.audit.report import line, table
+    from harbor_gym.checking.audit.report import episodes, line, table
     from harbor_gym.report.audit import PAGE_NAME
     from harbor_gym.tasks.receipts import Severity
 
@@ -195,6 +214,8 @@ def _print(receipts: Sequence[Receipt], out: Path, *, as_json: bool) -> int:
             echo(f"and {len(found) - _SHOWN} more findings, in {out / 'audit.csv'}", err=True)
         if found:
             echo(table(receipts))
+        if (grades := episodes(receipts)) is not None:
+            echo(", ".join(f"{title} {share}" for title, share in grades.shares.items()))
         clean = sum(receipt.is_clean for receipt in receipts)
         echo(f"{clean} of {len(receipts)} tasks are clean; receipts in {out / 'receipts'}, a page in {out / PAGE_NAME}")
     severities = {one.severity for _, one in found}

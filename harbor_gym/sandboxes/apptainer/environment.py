@@ -59,8 +59,8 @@ class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
     counted then.
 
     **Network**: ``no-network`` is loopback only. ``public`` is the machine's own network, its loopback included, unless
-    the option ``network`` is ``"task"``: then it is as in a local sandbox, and phases may differ. Allowlists are
-    refused.
+    the option ``network`` is ``"task"``: then it is as in a local sandbox, and phases may differ. An allowlist is as
+    in a local sandbox in any case.
 
     Compose tasks, GPUs and host mounts of the user's own are refused. The environment belongs to the event loop that
     started it.

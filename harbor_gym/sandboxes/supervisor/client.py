@@ -40,6 +40,7 @@ from harbor_gym.sandboxes.supervisor.forkserver_client import (
 from harbor_gym.sandboxes.supervisor.program.messages import (
     CommandSpec,
     Criu,
+    NetworkChange,
     SupervisorConfig,
     Target,
     as_object,
@@ -342,23 +343,14 @@ class SupervisedSandbox:
             raise self._lost(f"{self._name} is not running")
         return self._target
 
-    async def switch_network(self, *, is_open: bool) -> None:
-        """Give the sandbox a network, or remove it with every connection.
+    async def switch_network(self, change: NetworkChange) -> None:
+        """Give the sandbox a network, or remove it; every connection of the one before ends.
 
         Raises:
             SandboxError: No network is available.
             SandboxLostError: The sandbox is gone.
         """
-        number, answered = self._expect_answer()
-        try:
-            self._control.send(json.dumps({"op": "network", "id": number, "is_open": is_open}).encode())
-            answer = await answered
-        except OSError as exc:
-            raise SandboxLostError(f"{self._name} can't change its network any more: {exc}") from exc
-        finally:
-            self._pending.pop(number, None)
-        if "lost" in answer:
-            raise self._lost(f"{self._name} went away while its network changed")
+        answer = await self._ask({"op": "network"}, as_object(change), "its network changed")
         if answer["error"]:
             raise SandboxError(f"{self._name} gets no network: {answer['error']}")
 

@@ -1,12 +1,18 @@
-"""The addresses that a sandbox with a public network may reach, and the programs for such a network."""
+"""The addresses that a sandbox with a network may reach, and the programs for such a network."""
 
 from __future__ import annotations
 
 import functools
 import ipaddress
 import re
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network
 from pathlib import Path
 
+from harbor.models.task.config import NetworkAllowlistEntryType, classify_network_allowlist_entry
+
+from harbor_gym.sandboxes.errors import TaskError
+from harbor_gym.sandboxes.supervisor.program.messages import POOL, Allowlist
 from harbor_gym.sandboxes.tools import find_program
 
 NETWORK_PROGRAM = "slirp4netns"
@@ -42,7 +48,53 @@ def closed_networks(*, has_private: bool) -> tuple[str, ...]:
         has_private: Leave the private networks and this machine's own addresses open.
     """
     closed = _NEVER if has_private else (*_NEVER, *_PRIVATE, *own_addresses())
-    return tuple(map(str, ipaddress.collapse_addresses(map(ipaddress.IPv4Network, closed))))
+    return _collapsed(map(IPv4Network, closed))
+
+
+def allowlist(hosts: Sequence[str], *, has_private: bool) -> Allowlist:
+    """Return what a sandbox with this allowlist may reach.
+
+    Args:
+        hosts: Entries as Harbor has checked them: host names, ``*.host``, IPv4 addresses and networks.
+        has_private: Leave the private networks and this machine's own addresses open.
+
+    Raises:
+        TaskError: An entry has only addresses that no sandbox may reach.
+    """
+    kinds = {entry: classify_network_allowlist_entry(entry) for entry in hosts}
+    named = NetworkAllowlistEntryType.HOSTNAME, NetworkAllowlistEntryType.WILDCARD_HOSTNAME
+    names = tuple(entry for entry, kind in kinds.items() if kind in named)
+    # At the pool's addresses a sandbox finds names.
+    closed = [IPv4Network(network) for network in (*closed_networks(has_private=has_private), POOL)]
+    parts: list[IPv4Network] = []
+    for entry in (entry for entry in kinds if entry not in names):
+        network = IPv4Network(entry)
+        found = _without(network, closed)
+        if not found and not network.is_loopback:  # the sandbox's own loopback is open without a list
+            raise TaskError(
+                f"allowed_hosts has {entry}, which no sandbox may reach: private networks and this machine's own "
+                f"addresses are open with the sandbox option private_network=true, cloud metadata and {POOL} never"
+            )
+        parts += found
+    return Allowlist(names, _collapsed(parts))
+
+
+def _without(network: IPv4Network, closed: Iterable[IPv4Network]) -> list[IPv4Network]:
+    """Return the parts of a network that are not closed."""
+    parts = [network]
+    for one in closed:
+        parts = [
+            left
+            for part in parts
+            for left in (
+                [] if part.subnet_of(one) else part.address_exclude(one) if one.subnet_of(part) else [part]
+            )
+        ]  # fmt: skip
+    return parts
+
+
+def _collapsed(networks: Iterable[IPv4Network]) -> tuple[str, ...]:
+    return tuple(map(str, ipaddress.collapse_addresses(networks)))
 
 
 @functools.cache

@@ -32,6 +32,7 @@ def make_builder(task_dir: Path, model_dir: str, transcripts: Path, branch: str 
         task_dir=task_dir,
         sandbox="local",
         sandbox_options=settings.pop("sandbox_options", {}),
+        copy_command=settings.pop("copy_command", None),
         confirm_task_complete=False,
         max_turns=8,
     )
@@ -58,7 +59,7 @@ async def test_copies_go_on_from_the_first_episodes_tokens_and_files(
     task_dir: Path, model_dir: str, tmp_path: Path, branch: str, shared: int
 ) -> None:
     answers = [*SHARED, [message(DONE), message(UNDONE)], message("cat made\n", complete=True)]
-    group = await play(make_builder(task_dir, model_dir, tmp_path, branch), *answers)
+    group = await play(make_builder(task_dir, model_dir, tmp_path, branch, copy_command="true"), *answers)
     size = int(branch[0])
     for place, trajectory in enumerate(group.trajectories_G):
         first = group.trajectories_G[place - place % size]
@@ -75,6 +76,9 @@ async def test_copies_go_on_from_the_first_episodes_tokens_and_files(
     assert [document["start"].get("fork_mode") for document in written] == [
         None if place % size == 0 else "replay" for place in range(4)
     ]
+    for place, document in enumerate(written):
+        marks = document["start"].get("copies", ())
+        assert [(mark["turn"], mark["command"]) for mark in marks] == [(shared, "true")] * (place % size > 0)
     assert [document["reward"] for document in written] == group.get_total_rewards()
     for document, trajectory in zip(written, group.trajectories_G, strict=True):
         known = [turn["logprobs"] is not None for turn in document["turns"]]
@@ -100,7 +104,7 @@ FORKABLE = {"forkable": True}
 async def test_copies_of_forkable_sandboxes_go_on_with_the_processes(
     task_dir: Path, model_dir: str, tmp_path: Path, branch: str, shared: int
 ) -> None:
-    builder = make_builder(task_dir, model_dir, tmp_path, branch, sandbox_options=FORKABLE)
+    builder = make_builder(task_dir, model_dir, tmp_path, branch, sandbox_options=FORKABLE, copy_command="true")
     choice = [message(DONE), message(UNDONE)] if shared == 2 else message(DONE)
     answers = [ONCE, KEPT, choice, END]
     files = open_files()
@@ -110,6 +114,9 @@ async def test_copies_of_forkable_sandboxes_go_on_with_the_processes(
     assert [document["start"].get("fork_mode") for document in written] == [
         None if place % size == 0 else "exact" for place in range(4)
     ]
+    for place, document in enumerate(written):
+        marks = document["start"].get("copies", ())
+        assert [(mark["turn"], mark["command"]) for mark in marks] == [(shared, "true")] * (place % size > 0)
     assert [document["reward"] for document in written] == group.get_total_rewards()
     assert [len(document["turns"]) for document in written] == [len(answers)] * 4
     assert all("42" in document["turns"][2]["observation"] for document in written)

@@ -21,7 +21,7 @@ from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, file_name
 from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.harbor_trials import COMPLETE
-from tests.helpers.hostile.first_words import PUBLIC
+from tests.helpers.hostile.first_words import PUBLIC, greeting, own_address
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes import local
 from tests.helpers.sandboxes.apptainer import make_sandbox
@@ -290,6 +290,20 @@ async def test_the_machines_network_gives_no_raw_sockets(tmp_path: Path) -> None
             seen = subprocess.run(looks, capture_output=True, text=True, check=True).stdout  # noqa: ASYNC221  # at once
             assert await output(sandbox, " ".join(looks)) == seen.rstrip("\n")
         assert "answered" not in (await output(sandbox, f"python3 -c '{PING}'")).splitlines()[1]
+
+
+@pytest.mark.local
+async def test_an_allowlist_is_a_network_of_its_own_without_an_option_for_it(tmp_path: Path) -> None:
+    """What it keeps out is tested on local sandboxes, whose network it is."""
+    policy = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["example.com", own_address()])
+    async with greeting() as port, running(make_sandbox(tmp_path, network_policy=policy, private_network=True)) as made:
+        assert (await output(made, "getent hosts example.com")).startswith(("198.18.", "198.19."))
+        assert (await made.exec("getent hosts example.org")).return_code == 2
+        talk = f"timeout 20 bash -c 'exec 3<>/dev/tcp/{own_address()}/{port} && cat <&3'"
+        assert await output(made, talk) == "hello"
+        assert "refused" in await output(made, "! bash -c ': </dev/tcp/203.0.113.9/80' 2>&1")
+        await made.set_network_policy(NetworkPolicy(network_mode=NetworkMode.NO_NETWORK))
+        assert (await made.exec(talk)).return_code != 0
 
 
 @pytest.mark.local

@@ -1,7 +1,9 @@
 """Two Ray nodes with caches and temporary folders of their own: every episode once, also where a process is killed."""
 
+import asyncio
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Set
 from concurrent.futures import Future
@@ -15,21 +17,36 @@ if find_spec("ray") is None:
     pytest.skip('pip install "harbor-gym[ray]"', allow_module_level=True)
 
 from harbor_gym import TerminalEnvConfig
+from harbor_gym.checking.audit.run import AuditPlan, audit_tasks
+from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.cluster import ClusterExecutor, ClusterLimits
 from harbor_gym.errors import SandboxLostError, SandboxStartError
-from harbor_gym.tasks import find_tasks
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.tasks import find_tasks, resolve_tasks
+from harbor_gym.tasks.receipts import read_receipts
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.cluster.groups import play_group, wait_and_note
 from tests.helpers.cluster.nodes import SANDBOXES, Nodes, two_nodes
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC, wait_until
 from tests.helpers.sandboxes.fake_episodes import fake_config
+from tests.helpers.seeded_tasks import SEEDS, write_seed
+from tests.helpers.tasks import write_task
 from tests.integration.episode.test_kill import mounts
 
 pytestmark = [pytest.mark.slow]
 
 SIZE = 8
 SOLVED: dict[str, Any] = {"solved_when": {"/srv/answer": "done"}}
+
+
+class Slow(FakeEnvironment):
+    """A sandbox that notes on its node that it was there, and gives the other node time to be there, too."""
+
+    async def start(self, force_build: bool) -> None:
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(Path(tempfile.gettempdir(), "audited").touch)
+        await super().start(force_build)
 
 
 class KillsItsWorker(FakeEnvironment):
@@ -73,6 +90,24 @@ START_SEC = 240.0
 
 def leftovers(nodes: Nodes, name: str) -> list[str]:
     return sorted(path.name for path in nodes.tmp(name).glob("harbor-gym*"))
+
+
+def test_nodes_share_an_audit(nodes: Nodes, tmp_path: Path) -> None:
+    for number in range(4):
+        write_task(tmp_path / f"tasks/t{number}", instruction=f"Write done into /srv/answer, which is {number}.\n")
+    write_seed(tmp_path / "tasks/wrong", SEEDS["leak/tests"]["git"])
+    tasks = asyncio.run(resolve_tasks(tmp_path / "tasks"))
+    with executor(tmp_path / "none") as judging:  # a worker fills a node
+        environment = environment_config(f"{__name__}:Slow", options=SOLVED)
+        check = CheckPlan(environment, tmp_path / "trials", repeat=1, try_exploits=False)
+        plan = AuditPlan(tmp_path / "audit", check, sandbox="slow", jobs=2, vary=False, executor=judging)
+        receipts = asyncio.run(audit_tasks(tasks, plan)).receipts
+    assert [Path(receipt.path) for receipt in receipts] == [task.path for task in tasks]
+    assert {receipt.verdict for receipt in receipts} == {"unsolved"}  # the fake runs no solution
+    assert "leak/tests" in {one.kind for one in receipts[-1].findings}
+    assert read_receipts(tmp_path / "audit").keys() == {task.digest for task in tasks}
+    assert not (tmp_path / "trials").exists()
+    assert all((nodes.tmp(name) / "audited").exists() for name in ("first", "second"))
 
 
 def test_nodes_share_the_groups_and_at_the_end_close_what_is_under_way(nodes: Nodes, tmp_path: Path) -> None:

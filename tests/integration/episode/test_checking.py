@@ -373,7 +373,7 @@ async def test_what_the_sandbox_does_not_take_is_refused_in_one_line_and_the_res
 ) -> None:
     composed = write_task(tmp_path / "composed")
     (composed / "environment" / "docker-compose.yaml").write_text("services:\n  db:\n    image: debian\n")
-    hosts = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["example.org"]\n'
+    hosts = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["2001:db8::1"]\n'
     listed = write_task(tmp_path / "listed", toml=hosts)
     fine = write_task(tmp_path / "fine", test_sh=own_path(PASS_IF_DONE), **ORDINARY)
     seen: list[str] = []

@@ -45,3 +45,12 @@ async def test_two_builds_are_compared(tmp_path: Path, step: str, paths: list[st
     found = await find_by_rebuild(task, plan)
     assert [evidence.text for one in found for evidence in one.evidence] == paths
     assert {one.kind for one in found} == ({"hygiene/build-differs"} if paths else set())
+
+
+@pytest.mark.local
+async def test_a_verifiers_own_image_is_built_twice_as_well(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", dockerfile=FROM, toml='[verifier]\nenvironment_mode = "separate"\n')
+    (task / "tests/Dockerfile").write_text(f"{FROM}RUN head -c 8 /dev/urandom > stamp\n")
+    (found,) = await find_by_rebuild(task, CheckPlan(environment_config("local"), tmp_path / "trials"))
+    assert found.message == "two builds of tests/Dockerfile differ in /srv/stamp"
+    assert [(one.file, one.text) for one in found.evidence] == [("tests/Dockerfile", "/srv/stamp: other content")]

@@ -1,12 +1,18 @@
 """An audit plays sound tasks under other conditions in local sandboxes, and says which one changed the reward."""
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from harbor_gym._runtime.owners import owner_label
 from harbor_gym.checking.audit.run import AuditPlan, audit_tasks
+from harbor_gym.checking.audit.vary import find_by_conditions
 from harbor_gym.checking.plan import CheckPlan
+from harbor_gym.checking.verdict import TaskCheck
 from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.tasks import SourcedTask
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 from tests.helpers.seeded_tasks import GRADE, WORK, Files, write_seed
@@ -71,4 +77,25 @@ async def test_the_condition_that_changes_the_reward_is_named(tmp_path: Path, fi
     plan = AuditPlan(tmp_path / "audit", check, sandbox="local")
     (receipt,) = (await audit_tasks([SourcedTask(task.name, task, "tests", "sha256:0")], plan)).receipts
     assert (receipt.verdict, {one.kind for one in receipt.findings}) == ("ok", found)
-    assert receipt.settings["vary"] == ["one-processor", "time-zone", "host-name", "no-network"]
+    load = ["under-load"] if "cpu" in cgroups.places() else []
+    assert receipt.settings["vary"] == ["one-processor", *load, "time-zone", "host-name", "no-network"]
+
+
+@pytest.mark.usefixtures("control_groups")
+async def test_the_load_leaves_a_quarter_of_a_processor(tmp_path: Path) -> None:
+    """No program in a sandbox can tell its share from a busy machine: the kernel's own limit is looked at."""
+    task, seen = write_seed(tmp_path / "task", {}), set[str]()
+
+    async def look() -> None:
+        place = cgroups.places()["cpu"]
+        while True:
+            for group in place.directory.glob(f"harbor-gym-{owner_label()}-*"):
+                with contextlib.suppress(OSError):  # a group that ends
+                    seen.add((group / ("cpu.cfs_quota_us" if place.version == 1 else "cpu.max")).read_text().split()[0])
+            await asyncio.sleep(0.02)
+
+    check = CheckPlan(environment_config("local"), tmp_path / "trials", verify_paths="off")
+    looking = asyncio.create_task(look())
+    found = [one async for one in find_by_conditions(task, TaskCheck("task", task, oracle=(1.0,), nop=(0.0,)), check)]
+    looking.cancel()
+    assert (found, seen - {"-1", "max"}) == ([], {"25000"})

@@ -69,9 +69,22 @@ def listed(close):
     print(library.nft_ctx_get_output_buffer(context).decode() + "---", flush=True)
     os._exit(0)
 
-listed(lambda _: packet_filter.close_networks(networks, name_server))
+def change(context):
+    packet_filter.close_networks(["203.0.113.0/24"], name_server)
+    packet_filter.allow_networks(networks, name_server, 1234, 5353)
+
+def change_back(context):
+    change(context)
+    packet_filter.close_networks(networks, name_server, replaces=True)
+
 rules = packet_filter.RULES.format(closed=", ".join(networks), name_server=name_server)
+of_list = packet_filter.LISTED_RULES.format(
+    networks=", ".join(networks), name_server=name_server, connections_port=1234, queries_port=5353)
+listed(lambda _: packet_filter.close_networks(networks, name_server))
+listed(change_back)
 listed(lambda context: library.nft_run_cmd_from_buffer(context, rules.encode()))
+listed(change)
+listed(lambda context: library.nft_run_cmd_from_buffer(context, of_list.encode()))
 """
 
 
@@ -81,9 +94,11 @@ listed(lambda context: library.nft_run_cmd_from_buffer(context, rules.encode()))
 def test_the_kernel_gets_the_rules_as_from_libnftables(networks: tuple[str, ...]) -> None:
     done = run_in_program(_LIST, NAME_SERVER, *networks)
     assert done.returncode == 0, done.stderr
-    ours, theirs, _ = done.stdout.split("---\n")
+    ours, again, theirs, our_list, their_list, _ = done.stdout.split("---\n")
     assert "reject" in ours
-    assert ours == theirs
+    assert ours == again == theirs
+    assert "redirect to :1234" in our_list
+    assert our_list == their_list
 
 
 def test_a_packet_filter_that_the_kernel_refuses_is_an_error() -> None:

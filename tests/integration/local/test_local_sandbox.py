@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.models.trial.config import ServiceVolumeConfig
 
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError
@@ -238,12 +237,6 @@ async def test_compose_tasks_and_host_mounts_are_refused(tmp_path: Path) -> None
     (tmp_path / "environment" / "docker-compose.yaml").write_text("services: {}\n")
     with pytest.raises(TaskError, match="Compose"):
         make_sandbox(tmp_path)
-
-
-async def test_network_allowlists_are_refused(tmp_path: Path) -> None:
-    policy = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["example.org"])
-    with pytest.raises(ValueError, match="allowlist"):
-        make_sandbox(tmp_path, network_policy=policy)
 
 
 async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_reports_it(tmp_path: Path) -> None:

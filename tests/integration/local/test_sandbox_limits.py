@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harbor.models.trial.config import ResourceMode
@@ -30,12 +31,6 @@ _MANY = (
     "wait -n; echo $?; kill -9 $(jobs -p)"
 )
 _BOMB = 'python3 -c "x = bytearray(300 << 20); import time; time.sleep(20)"'
-
-
-@pytest.fixture
-def control_groups() -> None:
-    if set(cgroups.places()) != set(cgroups.CONTROLLERS):
-        pytest.skip("no control groups can be made here: start the container with --privileged --cgroupns=host")
 
 
 def _groups(owner: str) -> list[Path]:
@@ -107,11 +102,19 @@ async def test_a_fork_bomb_fills_its_sandbox_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("control_groups")
-async def test_processor_time_is_bounded(tmp_path: Path) -> None:
-    async with running(make_sandbox(tmp_path, config={"cpus": 1})) as sandbox:
+@pytest.mark.parametrize(
+    ("cpus", "options", "expected"),
+    [(1, {}, "100000"), (None, {"processor_time": 0.25}, "25000"), (1, {"processor_time": 4}, "100000")],
+)
+async def test_processor_time_is_bounded(
+    tmp_path: Path, cpus: int | None, options: dict[str, Any], expected: str
+) -> None:
+    async with running(make_sandbox(tmp_path, config={"cpus": cpus}, **options)) as sandbox:
+        every = str(os.cpu_count()) if cpus is None else "1"
+        assert await output(sandbox, "nproc") == every, "a share of time changes no count"
         (group,) = cgroups.places()["cpu"].directory.glob(f"harbor-gym-{owner_label()}-*")
         quota = group / ("cpu.cfs_quota_us" if cgroups.places()["cpu"].version == 1 else "cpu.max")
-        assert quota.read_text().split()[0] == "100000"
+        assert quota.read_text().split()[0] == expected
         await output(sandbox, "timeout 0.3 sh -c 'while :; do :; done' || :")
         # Periods are counted while processes of a group with a quota run. How many are cut depends on the neighbours.
         counted = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())

@@ -25,8 +25,9 @@ from harbor_gym.checking.verdict import TaskCheck, Verdict
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.tasks import SourcedTask, resolve_tasks
-from harbor_gym.tasks.receipts import Receipt, Severity, audited_tasks, read_receipts
+from harbor_gym.tasks.receipts import Receipt, audited_tasks, read_receipts
 from harbor_gym.testing import FakeEnvironment
+from harbor_gym.types import Severity
 from tests.helpers.paths import ROOT
 from tests.helpers.seeded_tasks import SEEDS, WORK, Files, write_seed
 
@@ -75,7 +76,7 @@ async def test_an_interrupted_audit_goes_on_where_it_was(tmp_path: Path) -> None
     def stop(_: Receipt) -> None:
         raise InterruptedError
 
-    with pytest.raises(ExceptionGroup):
+    with pytest.raises(InterruptedError):
         await audit_tasks(tasks, AuditPlan(tmp_path / "audit", None, jobs=1), on_judged=stop)
     assert len(read_receipts(tmp_path / "audit")) == 1
     result, judged = await audit(tmp_path)
@@ -230,18 +231,26 @@ def test_the_exit_status_says_the_worst(tmp_path: Path, files: Files, status: in
     assert json.loads(done.stdout) == json.loads((tmp_path / "audit/audit.json").read_text())
 
 
+def test_only_episodes_of_a_run_are_graded_anew(tmp_path: Path) -> None:
+    done = run(write_seed(tmp_path / "task", {}), "--no-play", "--regrade", 3, "--output", tmp_path / "audit")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--regrade grades the episodes of a run anew: name its folder (--run)" in done.stderr
+
+
 def test_the_schema_of_a_receipt_is_published() -> None:
     assert json.loads(run("--schema").stdout) == Receipt.model_json_schema()
-    assert Receipt.model_json_schema()["properties"]["format"]["const"] == 2
+    assert Receipt.model_json_schema()["properties"]["format"]["const"] == 3
 
 
-async def test_a_receipt_of_format_1_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_receipt_of_an_earlier_format_is_read(tmp_path: Path, number: int) -> None:
     write_seed(tmp_path / "tasks/one", SEEDS["leak/tests"]["git"])
     (first, _) = await audit(tmp_path)
     path = first.receipts[0].file_in(tmp_path / "audit")
     document = json.loads(path.read_text())
-    document["format"] = 1
-    for found in document["findings"]:
+    document["format"] = number
+    del document["view"], document["episodes"]
+    for found in document["findings"] if number == 1 else ():
         for evidence in found["evidence"]:
             del evidence["episode"], evidence["turn"]
     path.write_text(json.dumps(document))

@@ -318,6 +318,7 @@ async def test_a_threshold_that_does_not_fit_is_refused_before_a_sandbox_starts(
             {"compaction": "none", "compact_at": 0.5},
             "compact_at and max_compactions need a compaction: window or summary",
         ),
+        ({"compaction": "window", "train_summaries": False}, "train_summaries=False needs compaction=summary"),
         ({"compact_at": 0}, "compact_at\n  Input should be greater than 0"),
     ],
 )
@@ -420,9 +421,10 @@ async def test_after_two_useless_summaries_older_turns_are_left_out(tmp_path: Pa
     assert sorted(summaries_trained(rollout)) == sorted(tokens for _, tokens in policy.summaries)
 
 
-async def test_an_engine_that_refuses_whatever_is_left_ends_the_episode(tmp_path: Path) -> None:
-    policy = Summarist(20, first=["", ""])
-    env = token_env(tmp_path / "task", compaction="summary", context=None, rewards=0.5)
+@pytest.mark.parametrize("is_trained", [True, False])
+async def test_an_engine_that_refuses_whatever_is_left_ends_the_episode(tmp_path: Path, is_trained: bool) -> None:
+    policy, options = Summarist(20, first=["", ""]), {"train_summaries": is_trained}
+    env = token_env(tmp_path / "task", compaction="summary", context=None, rewards=0.5, **options)
 
     async def refuse(prompt: Sequence[int]) -> Sample:
         if len(policy.answers) == 3 and said(prompt)[-1] != prompts.SUMMARY_REQUEST:
@@ -432,8 +434,11 @@ async def test_an_engine_that_refuses_whatever_is_left_ends_the_episode(tmp_path
     rollout = await run_episode(env, refuse)
     assert (rollout.reward, rollout.end_reason) == (0.5, EndReason.CONTEXT_OVERFLOW)
     assert sum(item.reward for item in rollout.transitions) == rollout.transcript.reward == 0.5
-    assert sorted(summaries_trained(rollout)) == sorted(tokens for _, tokens in policy.summaries)
-    assert rollout.transitions[-1].info.get("summary") == "empty"
+    asked = sorted(tokens for _, tokens in policy.summaries)
+    assert sorted(summaries_trained(rollout)) == (asked if is_trained else [])
+    assert len(asked) == 2, "the transcript has them"
+    assert rollout.transitions[-1].info.get("summary") == ("empty" if is_trained else None)
+    assert rollout.transitions[-1].info.get("end_reason") is EndReason.CONTEXT_OVERFLOW
 
 
 async def test_an_engine_that_refuses_a_prompt_is_asked_for_a_summary(tmp_path: Path) -> None:

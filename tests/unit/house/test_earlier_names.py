@@ -44,6 +44,8 @@ VALUES: dict[str, Any] = {
     "harbor_agent": "terminus-2",
     "harbor_agent_kwargs": {"one": 1},
     "harbor_agent_timeout": 9.0,
+    "require_audit": Path("audit"),
+    "refused_findings": "warning",
 }
 """A value for each earlier name."""
 

@@ -26,6 +26,8 @@ from tests.helpers.sandboxes.fake_episodes import fake_config
 
 SOME_TASK = ("--task-dir", "tasks/some")
 GIVEN = {
+    "require-audit": ("audit", Path("audit")),
+    "refused-findings": ("warning", "warning"),
     "env": ("local", "local"),
     "sandbox-option": ('limits={"pids": 9}', {"limits": {"pids": 9}}),
     "setup-command": ("apt-get install -y jq", "apt-get install -y jq"),
@@ -57,6 +59,7 @@ GIVEN = {
     "terminal-min-wait-sec": ("0", 0.0),
     "terminal-max-wait-sec": ("9.5", 9.5),
     "terminal-wait": ("exact", "exact"),
+    "copy-command": ("true", "true"),
     "terminal-keys": ("harbor", "harbor"),
     "terminal-pager": ("more", "more"),
     "terminal-transport": ("portable", "portable"),

@@ -8,7 +8,7 @@ import pytest
 
 from harbor_gym.report import audit
 from harbor_gym.report.audit import write_audit_page
-from harbor_gym.tasks.receipts import Evidence, Finding, Receipt, Severity
+from harbor_gym.tasks.receipts import EpisodeGrades, Evidence, Finding, Receipt, Severity
 
 HARM = "</script><script>alert(1)</script>\x1b[31m"
 
@@ -35,6 +35,24 @@ def finding(kind: str, severity: Severity = Severity.ERROR, **evidence: Any) -> 
 def text_of(page: Path) -> str:
     body = page.read_text(encoding="utf-8").partition("<body>")[2]
     return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+def test_rates_of_episodes_are_shown_with_their_counts(tmp_path: Path) -> None:
+    grades = EpisodeGrades.of(sampled=5, unreplayed=1, flaky=1, paid=2, forged=1)
+    receipts = [
+        receipt("one", finding("episodes/flaky")).model_copy(update={"episodes": grades}),
+        receipt("two").model_copy(
+            update={"episodes": EpisodeGrades.of(sampled=4, unreplayed=4, flaky=0, paid=0, forged=0)}
+        ),
+        receipt("three"),
+    ]
+    write_audit_page(receipts, tmp_path / "audit.html")
+    text = text_of(tmp_path / "audit.html")
+    shares = "forge rate 50.0% (1 of 2 paid episodes) flake rate 25.0% (1 of 4 episodes) not replayed 5 of 9"
+    assert shares in text
+    assert "· flake rate 25.0% (1 of 4 episodes) · not replayed 1 of 5" in text
+    assert receipts[1].episodes is not None
+    assert receipts[1].episodes.shares["forge rate"] == "unknown (0 paid episodes)"
 
 
 def test_classes_by_source_kinds_and_evidence_are_shown(tmp_path: Path) -> None:

@@ -39,16 +39,23 @@ def test_nothing_is_imported_without_a_collector(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", ["", "the sandbox is gone"])
 async def test_a_collector_gets_one_trace_an_episode(tmp_path: Path, error: str) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason='pip install "harbor-gym[otel]"')
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     received: list[Any] = []
+    counted: list[Any] = []
 
     async def take(request: web.Request) -> web.Response:
         received.append(ExportTraceServiceRequest.FromString(await request.read()))
         return web.Response()
 
+    async def count(request: web.Request) -> web.Response:
+        counted.append(ExportMetricsServiceRequest.FromString(await request.read()))
+        return web.Response()
+
     application = web.Application()
     application.router.add_post("/v1/traces", take)
+    application.router.add_post("/v1/metrics", count)
     async with on_loopback(application) as url:
         settings = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
         await asyncio.to_thread(_run, tmp_path / "episode.json", error=error, **settings)
@@ -67,3 +74,11 @@ async def test_a_collector_gets_one_trace_an_episode(tmp_path: Path, error: str)
     assert "harbor_gym.task" in {item.key for item in whole.attributes}
     assert whole.status.message == error
     assert "harbor_gym" in str(resource.resource.attributes)
+    ((metrics,),) = [message.resource_metrics for message in counted]
+    ((metric,),) = [scope.metrics for scope in metrics.scope_metrics]
+    (point,) = metric.sum.data_points
+    known = {item.key: item.value.string_value for item in point.attributes}
+    assert (metric.name, point.as_int) == ("harbor_gym.episodes", 1)
+    assert "harbor_gym" in str(metrics.resource.attributes)
+    assert known["harbor_gym.outcome"] == ("lost" if error else "solved")
+    assert known.get("error.type", "") == error

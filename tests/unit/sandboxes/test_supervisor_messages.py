@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from harbor_gym.sandboxes.supervisor.program import messages
 from harbor_gym.sandboxes.supervisor.program.messages import (
+    Allowlist,
     CgroupLimits,
     CommandSpec,
     Identity,
@@ -30,6 +31,8 @@ CONFIG = SupervisorConfig(
     slirp4netns=None,
     has_network=False,
     may_have_network=True,
+    allowlist=Allowlist(("example.com",), ("203.0.113.0/24",)),
+    may_have_allowlist=True,
     name_server="10.0.2.3",
     etc={"hosts": "::1 localhost"},
     directories={"/tmp": 0o1777, "/app": None},

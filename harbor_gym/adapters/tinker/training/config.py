@@ -150,12 +150,6 @@ class TrainConfig(BaseModel):
     where: tuple[str, ...] = _field(TASKS, ())
     """Only tasks with difficulty=easy, keywords!=vim …"""
 
-    require_audit: OptionalPath = _field(TASKS)
-    """Folder of a harbor-gym audit: only tasks with a receipt there."""
-
-    refused_findings: Severity = _field(TASKS, Severity.ERROR)
-    """With --require-audit: leave out tasks with a finding as bad as this."""
-
     task_weights: dict[str, float] = _field(TASKS, {})
     """NAME=2 comes twice in an epoch."""
 

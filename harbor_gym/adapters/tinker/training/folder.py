@@ -14,7 +14,7 @@ from harbor_gym._runtime.files import replace_text, why_unreadable
 from harbor_gym._runtime.json_files import read_document
 from harbor_gym._runtime.shipped import is_shipped
 from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
-from harbor_gym.config import describe_problems
+from harbor_gym.config import aliases, describe_problems
 from harbor_gym.errors import UsageError
 from harbor_gym.transcripts import TASKS_NAME
 
@@ -109,7 +109,7 @@ def require_same(before: Mapping[str, Any], config: TrainConfig) -> None:
     Raises:
         UsageError: A setting differs; the message has all of them.
     """
-    if changed := changed_settings(before, as_written(config)):
+    if changed := changed_settings(aliases.moved(before, aliases.TRAIN), as_written(config)):
         raise UsageError(f"the run began with other settings: {'; '.join(map(str, changed))}")
 
 
@@ -119,8 +119,8 @@ def as_written(config: TrainConfig) -> dict[str, Any]:
     written["task_dirs"] = [str(path if is_shipped(path) else path.resolve()) for path in config.task_dirs]
     if config.registry_path is not None:
         written["registry_path"] = str(config.registry_path.resolve())
-    if config.require_audit is not None:
-        written["require_audit"] = str(config.require_audit.resolve())
+    if config.env.require_audit is not None:
+        written["env"]["require_audit"] = str(config.env.require_audit.resolve())
     written["env"]["task_dir"] = str(config.env.task_dir.resolve())
     return written
 

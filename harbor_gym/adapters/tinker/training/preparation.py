@@ -24,7 +24,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.starts import Starts
 from harbor_gym.tasks import filter_tasks, resolve_tasks, split_tasks
-from harbor_gym.tasks.receipts import audited_tasks
+from harbor_gym.tasks.receipts import playable_tasks
 from harbor_gym.transcripts import TASKS_NAME
 
 TASKS_FORMAT = 1
@@ -42,8 +42,7 @@ async def prepare(config: TrainConfig) -> TrainRun:
 
     sources: Sequence[str | Path] = [*config.task_dirs, *config.tasks] or [config.env.task_dir]
     tasks = filter_tasks(await resolve_tasks(sources, registry_path=config.registry_path), config.where)
-    if config.require_audit is not None:
-        tasks = audited_tasks(tasks, config.require_audit, refused=config.refused_findings)
+    tasks = playable_tasks(tasks, config.env)
     train_tasks, test_tasks = split_tasks(
         tasks, test_fraction=config.test_fraction, test_tasks=config.test_tasks, seed=config.seed
     )

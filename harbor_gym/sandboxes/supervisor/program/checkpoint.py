@@ -12,6 +12,7 @@ prctl(2), prlimit(2), elf(5), ld.so(8).
 import base64
 import contextlib
 import errno
+import mmap
 import os
 import select
 import signal
@@ -76,6 +77,8 @@ _MAKES_PROCESSES = ("56", "58", "435")
 """Likewise clone, vfork and clone3, as /proc/PID/syscall shows them."""
 _PR_SET_DUMPABLE = 4
 _PIE, _X86_64, _LOAD, _EXECUTE, _PAGE_BYTES = 3, 62, 1, 1, 4096
+_ENTRY = 24
+"""The place of the first instruction's address."""
 _NOTHING = 4096
 _MARGIN_BYTES = 64 << 20
 _LAST_DESCRIPTOR = 1 << 20
@@ -226,7 +229,10 @@ def dump(place: Place, criu: Criu, memory: int, root: int) -> dict[str, Any]:
             _require_no_others(root)
         for name, source in ((UPPER, "upper/."), (SHM, f"/proc/self/fd/{shm}/.")):
             target = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
-            _copy(source, target)
+            if name == UPPER or os.listdir(shm):  # noqa: PTH208
+                _copy(source, target)
+            else:
+                os.fchmod(target, stat.S_IMODE(os.fstat(shm).st_mode))
             os.close(target)
 
     enter = [(_SETNS, place.mounts, os.CLONE_NEWNS)]
@@ -419,7 +425,7 @@ def _start(
     enter: Sequence[tuple[int, ...]],
 ) -> int:
     """Fork CRIU, which enters the sandbox's namespaces by the calls ``enter``. Return its process id."""
-    program = _in_memory("criu", _entering(_with_our_notes(criu.program), enter))
+    program = _entering(criu.program, enter)
     notes = _in_memory("notes", base64.b64decode(criu.notes))
     plugins = memory_directory(_NOTHING, 0o755)
     pid = os.fork()
@@ -460,17 +466,29 @@ def _watch(pid: int, limit_ms: int) -> None:
         os._exit(0)
 
 
-def _with_our_notes(path: str) -> bytes:
-    """Return the program that takes its notes from a descriptor, and writes none.
+def _entering(path: str, calls: Sequence[tuple[int, ...]]) -> int:
+    """Return CRIU's program in memory, so that it enters and takes its notes from a descriptor, and writes none.
+
+    The kernel copies it: this process would take a page at a time for each change of so long a text.
+
+    Args:
+        path: The program.
+        calls: System calls that it makes before its own first instruction, and ends where one fails.
 
     Raises:
         CheckpointError: It is another CRIU than the ones known here.
     """
-    with open(path, "rb") as file:  # noqa: PTH123
-        text = file.read()
-    if text.count(_NOTES) != 1:
-        raise CheckpointError(f"{path} is another CRIU than the ones known here")
-    return text.replace(_NOTES, _OUR_NOTES.ljust(len(_NOTES), b"\0"))
+    program = os.memfd_create("criu", os.MFD_CLOEXEC)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:  # noqa: PTH123
+        notes = text.find(_NOTES)
+        if notes < 0 or text.find(_NOTES, notes + 1) >= 0:
+            raise CheckpointError(f"{path} is another CRIU than the ones known here")
+        copied = 0
+        while copied < len(text):
+            copied += os.sendfile(program, file.fileno(), copied, len(text) - copied)
+        for place, changed in ((notes, _OUR_NOTES.ljust(len(_NOTES), b"\0")), *_first_instructions(text, calls)):
+            os.pwrite(program, changed, place)
+    return program
 
 
 def _becoming(real: tuple[int, int], effective: int) -> list[tuple[int, ...]]:
@@ -478,8 +496,8 @@ def _becoming(real: tuple[int, int], effective: int) -> list[tuple[int, ...]]:
     return [(_SETGROUPS, 0, 0), (_SETRESGID, group, effective, effective), (_SETRESUID, user, effective, effective)]
 
 
-def _entering(program: bytes, calls: Sequence[tuple[int, ...]]) -> bytes:
-    """Return a program that makes these system calls before its own first instruction, and ends where one fails.
+def _first_instructions(program: mmap.mmap, calls: Sequence[tuple[int, ...]]) -> list[tuple[int, bytes]]:
+    """Return the changes of a program, each with its place, by which it makes these system calls first.
 
     Its interpreter has loaded and prepared all its libraries then, so that they are this machine's. Inside, the
     interpreter would obey files that the policy writes: /etc/ld.so.preload, and those where a library is looked for.
@@ -508,8 +526,7 @@ def _entering(program: bytes, calls: Sequence[tuple[int, ...]]) -> bytes:
             # The rest of its last page comes from the file too.
             if len(code) > -end % _PAGE_BYTES or any(program[end : end + len(code)]):
                 break
-            header = program[:24] + struct.pack("<Q", start) + program[32:end]
-            return header + code + program[end + len(code) :]
+            return [(_ENTRY, struct.pack("<Q", start)), (end, code)]
     raise CheckpointError("CRIU's program has no room for the calls that enter a sandbox")
 
 

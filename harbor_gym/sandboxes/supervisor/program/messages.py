@@ -64,6 +64,45 @@ class Criu(NamedTuple):
     """It is killed after so long: less than its caller waits."""
 
 
+POOL = "198.18.0.0/15"
+"""Where a sandbox with an allowlist finds all listed names: addresses that nobody has (RFC 2544)."""
+
+
+class Allowlist(NamedTuple):
+    """All that a sandbox may reach."""
+
+    names: tuple[str, ...]
+    """Host names, as :class:`egress.names.Names` takes them."""
+
+    networks: tuple[str, ...]
+    """As ``a.b.c.d/n``: none contains another, and none has a part that no packet may reach."""
+
+
+class NetworkChange(NamedTuple):
+    """The network that a running sandbox gets."""
+
+    is_public: bool
+    allowlist: Allowlist | None
+    """None, where it is not public: none at all."""
+
+
+class Proxied(NamedTuple):
+    """What a sandbox's proxy has to know."""
+
+    names: tuple[str, ...]
+    networks: tuple[str, ...]
+    """Those of the allowlist."""
+
+    closed_networks: tuple[str, ...]
+    """To which no name may lead."""
+
+    name_server: str
+    """Where the sandbox believes its resolver."""
+
+    is_rootless: bool
+    """Whether the caller is an ordinary user."""
+
+
 HOST_NAME = "sandbox"
 """The host name in every image's /etc."""
 
@@ -87,9 +126,15 @@ class SupervisorConfig(NamedTuple):
     """The program's path."""
 
     has_network: bool
-    """Whether it starts with a network."""
+    """Whether it starts with a public network."""
 
     may_have_network: bool
+    """Whether it may get one later."""
+
+    allowlist: Allowlist | None
+    """With which it starts."""
+
+    may_have_allowlist: bool
     """Whether it may get one later."""
 
     name_server: str

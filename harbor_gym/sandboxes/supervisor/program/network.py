@@ -17,7 +17,7 @@ from kernel.calls import MS_PRIVATE, MS_REC, mount
 from messages import SupervisorConfig
 from outside import Outsider
 
-_DEVICE, _MTU = "tap0", 65520
+DEVICE, _MTU = "tap0", 65520
 _ADDRESS, _BITS, _GATEWAY = "10.0.2.100", 24, "10.0.2.2"
 """Those of slirp4netns."""
 _START_TIMEOUT_SEC, _COPIES_SEC, _PAUSE_SEC = 8.0, 1.0, 0.001
@@ -64,7 +64,7 @@ class UserNetwork:
         """
         if not self._may_open:
             raise OSError("the sandbox was made without a network connection that comes later")
-        self._device, self._keeps_packets = _make_device()
+        self._device, self._keeps_packets = make_device()
         self._poll.register(self._device, select.POLLIN)
         self.is_open = True
 
@@ -103,11 +103,11 @@ class UserNetwork:
     def _free_device(self) -> None:
         self.leave_device()
         end = time.monotonic() + _COPIES_SEC
-        while not device.is_free(_DEVICE):
+        while not device.is_free(DEVICE):
             # A child that was just forked closes its copy. One that the policy stopped keeps it.
             if time.monotonic() > end:
-                device.remove(_DEVICE)
-                os.close(_make_device()[0])
+                device.remove(DEVICE)
+                os.close(make_device()[0])
                 return
             time.sleep(_PAUSE_SEC)
 
@@ -148,7 +148,7 @@ class UserNetwork:
             os.set_inheritable(handle, True)
         argv = [self._program, f"--mtu={_MTU}", "--disable-host-loopback"]
         argv += ["--enable-sandbox", "--enable-seccomp", f"--ready-fd={ready}", f"--exit-fd={leave}"]
-        return [*argv, "--netns-type=path", f"/proc/self/fd/{namespace}", _DEVICE]
+        return [*argv, "--netns-type=path", f"/proc/self/fd/{namespace}", DEVICE]
 
     def _become(self, handles: list[int]) -> NoReturn:
         try:
@@ -183,7 +183,7 @@ class UserNetwork:
                     os.waitpid(self._only, 0)
                 self._only = 0
             os.close(self._exit)
-        device.remove(_DEVICE)
+        device.remove(DEVICE)
 
     def leave(self) -> None:
         """Kill the network's processes for good, without waiting: the kernel takes 20 ms to remove the device."""
@@ -192,5 +192,6 @@ class UserNetwork:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def _make_device() -> tuple[int, bool]:
-    return device.make(_DEVICE, _MTU, _ADDRESS, _BITS, _GATEWAY)
+def make_device() -> tuple[int, bool]:
+    """Make a sandbox's device: that of a public network and of an allowlist's, as :func:`kernel.device.make` does."""
+    return device.make(DEVICE, _MTU, _ADDRESS, _BITS, _GATEWAY)

@@ -27,6 +27,7 @@ import accounts
 import checkpoint
 import control_socket
 import files
+import listed_network
 import namespaces
 import shared
 from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child, steps_of, substitutes
@@ -49,7 +50,17 @@ from kernel.capabilities import POLICY
 from kernel.ids import Ids
 from kernel.procfs import is_exiting, start_time
 from kernel.steps import failure
-from messages import CommandSpec, Identity, MessageError, SupervisorConfig, Target, own_namespaces, parse, to_json
+from messages import (
+    CommandSpec,
+    Identity,
+    MessageError,
+    NetworkChange,
+    SupervisorConfig,
+    Target,
+    own_namespaces,
+    parse,
+    to_json,
+)
 from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
 
@@ -83,6 +94,7 @@ class _Supervisor:
         self.cgroup_fds: list[int] = []
         self.cgroups = cgroups.Cgroups(config.cgroups, config.limits)
         self.further_limits = substitutes(config.limits, config.cgroups, is_rootless=config.is_rootless)
+        self.listed = listed_network.ListedNetwork(config, self.poll)
         self.network = UserNetwork(config, self.first, self.poll)
         self.served: list[Served] = []
         self.files_of_view = FilesOfView(namespaces.Layers.of(config), config.directories, config.limits.processors)
@@ -123,6 +135,8 @@ class _Supervisor:
         os.close(network_namespace)
         if self.config.has_network:
             self.network.open()
+        elif self.config.allowlist is not None:
+            self.listed.open(self.config.allowlist)
         namespaces.mount_root(self.config, self.ids, user_namespace, self.served)
         os.close(user_namespace)
         self.init = self.namespace_build.finish()
@@ -183,6 +197,8 @@ class _Supervisor:
                 return
             if self.network.is_due(ready):
                 self.start_network()
+            elif self.listed.is_due(ready):
+                self.listed.start()
             elif self.control.fileno() in ready and not self.handle_request():
                 return
 
@@ -202,7 +218,8 @@ class _Supervisor:
             elif message["op"] == "kill":
                 self.kill(message["id"])
             elif message["op"] == "network":
-                self.switch_network(message["id"], is_open=message["is_open"])
+                change = parse(NetworkChange, control_socket.read_spec(handles[0]))
+                self.switch_network(message["id"], change)
             elif message["op"] == "cleanup":
                 self.start_cleanup(message, handles[0])
             elif message["op"] == "view":
@@ -445,16 +462,21 @@ class _Supervisor:
             os.setns(self.home, os.CLONE_NEWNS)
             os.fchdir(self.place)
 
-    def switch_network(self, request: int, *, is_open: bool) -> None:
+    def switch_network(self, request: int, change: NetworkChange) -> None:
         error = ""
         try:
-            if not is_open:
+            self.listed.close()
+            if not change.is_public:
                 self.network.close()
-            elif not self.network.is_open:
+            if change.allowlist is not None:
+                self.listed.open(change.allowlist)
+            elif change.is_public and not self.network.is_open:
                 self.network.open()
-                self.write_etc()
+            self.write_etc()
         except OSError as exc:
             error = str(exc)
+            with contextlib.suppress(OSError):
+                self.listed.close()
         self.reply(id=request, return_code=0, error=error)
 
     def start_network(self) -> None:
@@ -466,8 +488,8 @@ class _Supervisor:
     @property
     def etc(self) -> dict[str, str]:
         """The files of /etc that the sandbox's image lacks."""
-        resolver = {"resolv.conf": f"nameserver {self.config.name_server}\n"} if self.network.is_open else {}
-        return self.config.etc | resolver
+        has_resolver = self.network.is_open or self.listed.is_open
+        return self.config.etc | ({"resolv.conf": f"nameserver {self.config.name_server}\n"} if has_resolver else {})
 
     def write_etc(self) -> None:
         if self.etc:
@@ -509,6 +531,8 @@ class _Supervisor:
                     os.close(memory)
             if pid == self.network.pid and self.network.is_open:
                 self.loss = "its network process (slirp4netns) ended"
+            if pid == self.listed.pid and self.listed.is_open:
+                self.loss = f"its network process (the allowlist's proxy) ended: {self.listed.said() or 'no reason'}"
             for program in [program for program in self.served if program.pid == pid]:
                 self.served.remove(program)
                 self.loss = f"the program that serves its files ended: {program.said()}"
@@ -536,6 +560,7 @@ class _Supervisor:
         The network is killed, too; the forkserver collects its processes, as far as there is one.
         """
         self.network.leave()
+        self.listed.leave()
         with contextlib.suppress(OSError):
             if self.init_pidfd >= 0:
                 signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
@@ -571,6 +596,7 @@ def warm_up(data: object) -> None:
             prctl(PR_SET_CHILD_SUBREAPER, 1)  # as a forkserver is
             json.loads(json.dumps(data))
             namespaces.prepare(config)
+            listed_network.prepare(config)
             steps_of(resolve(_ANY_COMMAND), 0, []).content()
             parse(CommandSpec, json.loads(to_json(_ANY_COMMAND)))
             parse(Target, json.loads(to_json(Target(0, "", (), config.cgroups, False, config.filters))))
@@ -589,6 +615,7 @@ def serve(control_fd: int, data: object, reaper: int = 0) -> int:
     control = socket.socket(fileno=control_fd)
     try:
         config = parse(SupervisorConfig, data)
+        listed_network.prepare(config)
         parent = os.pidfd_open(config.parent)
         memory_kills = MemoryKills()
         harden_self()

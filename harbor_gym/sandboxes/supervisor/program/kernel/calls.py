@@ -217,6 +217,12 @@ def _clear_inheritable() -> None:
     _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities")
 
 
+def drop_capabilities() -> None:
+    """Give up every capability of this process that it has or may have."""
+    header, _ = _capability_data()
+    _checked(_libc.capset(header, _Data()), "capset")
+
+
 def become_keeping_capabilities(uid: int, gid: int) -> None:
     """Become a user without losing root's capabilities."""
     prctl(PR_SET_KEEPCAPS, 1)

@@ -10,6 +10,7 @@ from harbor_gym._runtime.files import StrPath, open_regular
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import DEFAULT_MAX_RETRIES, DEFAULT_N_CONCURRENT, Snapshot
 from harbor_gym.config.snapshot import NO_START
+from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import ForkDivergedError, HarborGymError, UsageError
 from harbor_gym.outcomes import RetryBudget, describe
@@ -88,7 +89,7 @@ async def regrade(
 
     async def one(run: Path, path: Path) -> Regraded:
         async with slots:
-            result = await _regrade(run, path, tasks or {}, sandbox, max_retries)
+            result = await regrade_episode(run, path, tasks=tasks, sandbox=sandbox, max_retries=max_retries)
         if on_episode is not None:
             on_episode(result)
         return result
@@ -98,9 +99,25 @@ async def regrade(
     return [task.result() for task in grading]
 
 
-async def _regrade(
-    run: Path, path: Path, tasks: Mapping[str, StrPath], sandbox: str | None, max_retries: int
+async def regrade_episode(
+    run: Path,
+    path: Path,
+    *,
+    tasks: Mapping[str, StrPath] | None = None,
+    sandbox: str | None = None,
+    verify_paths: VerifyPaths | None = None,
+    max_retries: int = DEFAULT_MAX_RETRIES,
 ) -> Regraded:
+    """Replay one stored episode in a fresh sandbox and verify it, as :func:`regrade` does with all.
+
+    Args:
+        run: The run's folder.
+        path: The episode's transcript, in the run's folder ``transcripts``.
+        tasks: Name of a task's directory → where it is today.
+        sandbox: The kind of sandbox; None is the episode's own.
+        verify_paths: The verifier's view, as ``TerminalEnvConfig.verify_paths``; None is the episode's own.
+        max_retries: Retries after failures of the infrastructure.
+    """
     transcripts = run / "transcripts"
     known = Regraded(run, path.relative_to(transcripts).with_suffix("").as_posix(), "", None)
     try:
@@ -112,12 +129,14 @@ async def _regrade(
         return replace(known, error=f"{path} can't be read: {exc.strerror}")
     except UsageError as exc:
         return replace(known, error=str(exc))
-    task_dir = Path(tasks.get(start.config.task_dir.name, start.config.task_dir))
+    task_dir = Path((tasks or {}).get(start.config.task_dir.name, start.config.task_dir))
     known = replace(known, task=task_dir.name)
     if (end := document.get("end_reason")) is None or document.get("error"):
         return replace(known, error="the episode did not come to its end")
-    changes = {"task_dir": task_dir, **NO_START, "start_from": start, "start_mode": "replay", "trials_dir": None}
-    config = start.config.model_copy(update=changes | ({} if sandbox is None else {"sandbox": sandbox}))
+    same = {**NO_START, "start_from": start, "start_mode": "replay", "copy_command": None}
+    changes = {**same, "task_dir": task_dir, "trials_dir": None}
+    given = {"sandbox": sandbox, "verify_paths": verify_paths}
+    config = start.config.model_copy(update=changes | {name: one for name, one in given.items() if one is not None})
     last = transcript.turns[-1] if transcript.turns and EndReason(end) not in _NOT_PLAYED else None
 
     async def attempt() -> Regraded:
