@@ -45,6 +45,7 @@ from harbor_gym.sandboxes.supervisor.program.messages import (
     HIGH_IDS,
     CgroupLimits,
     CommandSpec,
+    NetworkChange,
     SupervisorConfig,
 )
 from harbor_gym.sandboxes.tools import find_program
@@ -392,8 +393,10 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         await self._make_ready(replace(image, entrypoint=()))
 
     @override
-    def _has_network(self, policy: NetworkPolicy) -> bool:
-        return (self._member is None or self._member.has_way_out) and super()._has_network(policy)
+    def _network_of(self, policy: NetworkPolicy) -> NetworkChange:
+        if self._member is not None and not self._member.has_way_out:
+            return NetworkChange(is_public=False, allowlist=None)
+        return super()._network_of(policy)
 
     @override
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:

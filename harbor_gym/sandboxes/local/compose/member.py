@@ -87,7 +87,8 @@ class Member:
         """Return a sandbox's configuration with its names and those of the services that it reaches."""
         name = self.service.hostname or host_name
         etc = {"hosts": self._hosts(name), "hostname": f"{name}\n"}
-        return config._replace(host_name=name, etc={**config.etc, **etc})
+        devices = tuple(f"eth{place}" for place in range(len(self.service.networks)))
+        return config._replace(host_name=name, etc={**config.etc, **etc}, devices=devices)
 
     def limited(self, limits: CgroupLimits) -> CgroupLimits:
         """Return limits with those of the service in place."""

@@ -102,9 +102,13 @@ class RunningServices:
             raise SandboxStartError(f"service 'main' did not come up: {self._end_of(MAIN)}")
 
     def _process(self, sandbox: LocalEnvironment, service: Service) -> ServiceProcess:
+        async def clear(grace_sec: float) -> None:
+            if service.name != MAIN:  # whose processes are the policy's
+                await sandbox.end_processes(grace_sec=grace_sec)
+
         return ServiceProcess(
             sandbox.start_command,
-            lambda: sandbox.end_processes(grace_sec=0.0),
+            clear,
             service.restart if service.name != MAIN else Restart(),
             self._logs / f"{service.name}.log",
             keeps_input=service.keeps_input,
@@ -149,11 +153,9 @@ class RunningServices:
         Raises:
             SandboxError: There is no such service.
         """
-        sandbox = self.sandbox(name)
-        process = self._processes[name]
+        self.sandbox(name)
         with contextlib.suppress(SandboxLostError):
-            await sandbox.end_processes(grace_sec=self.project.services[name].stop_grace_sec)
-        await process.stop()
+            await self._processes[name].end(self.project.services[name].stop_grace_sec)
 
     # --- networks and volumes ------------------------------------------------------------------------------------
 

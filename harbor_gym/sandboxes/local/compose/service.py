@@ -37,6 +37,7 @@ class ServiceSandbox(LocalEnvironment):
             network=options.network,
             private_network=options.private_network,
             max_processes=options.max_processes,
+            processor_time=options.processor_time,
             processor_set=False,
         )
         self._member = member

@@ -67,7 +67,7 @@ class ListedNetwork:
         self._sockets[0].listen(_BACKLOG)
         networks = (*allowlist.networks, *([POOL] if allowlist.names else []))
         ports = [own.getsockname()[1] for own in self._sockets]
-        packet_filter.allow_networks(networks, config.name_server, *ports)
+        packet_filter.allow_networks(networks, config.name_server, *ports, devices=config.devices)
         os.close(make_device()[0])
         self._has_device = True
         proxied = Proxied(*allowlist, config.closed_networks, config.name_server, config.is_rootless)
@@ -132,7 +132,8 @@ class ListedNetwork:
             device.remove(DEVICE)
             self._has_device = False
         if self._config.may_have_network:
-            packet_filter.close_networks(self._config.closed_networks, self._config.name_server, replaces=True)
+            networks, devices = self._config.closed_networks, self._config.devices
+            packet_filter.close_networks(networks, self._config.name_server, devices=devices, replaces=True)
 
     def leave(self) -> None:
         """Kill the network's processes for good, without waiting."""

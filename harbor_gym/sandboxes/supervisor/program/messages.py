@@ -180,6 +180,8 @@ class SupervisorConfig(NamedTuple):
     """Whether it has the machine's network instead of one of its own."""
 
     host_name: str = HOST_NAME
+    devices: tuple[str, ...] = ()
+    """Its devices in networks between services, by which its packets may go anywhere in these."""
 
 
 def own_namespaces(config: SupervisorConfig) -> int:

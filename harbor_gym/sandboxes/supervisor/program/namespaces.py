@@ -362,7 +362,7 @@ def open_network(config: SupervisorConfig) -> None:
         with contextlib.suppress(OSError):  # no group 2147483647 in an ordinary user's namespace
             write_file(f"/proc/sys/net/ipv4/{name}", value)
     if config.may_have_network:
-        packet_filter.close_networks(config.closed_networks, config.name_server)
+        packet_filter.close_networks(config.closed_networks, config.name_server, devices=config.devices)
 
 
 def dress(steps: Steps, root: str, cgroup_mounts: list[tuple[str, str]], own: Sequence[int]) -> None:

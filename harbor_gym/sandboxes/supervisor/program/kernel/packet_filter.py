@@ -22,7 +22,7 @@ table inet harbor_gym {{
     type filter hook output priority 0; policy accept;
     oifname "lo" accept
     meta nfproto ipv6 drop
-    ip daddr {name_server} udp dport 53 accept
+{devices}    ip daddr {name_server} udp dport 53 accept
     ip daddr {name_server} tcp dport 53 accept
     ip daddr {{ {closed} }} reject
   }}
@@ -33,7 +33,7 @@ table inet harbor_gym {{
   chain listed {{
     type nat hook output priority -100; policy accept;
     oifname "lo" accept
-    ip daddr {name_server} udp dport 53 redirect to :{queries_port}
+{devices}    ip daddr {name_server} udp dport 53 redirect to :{queries_port}
     ip daddr {name_server} tcp dport 53 redirect to :{connections_port}
     meta l4proto tcp ip daddr {{ {networks} }} redirect to :{connections_port}
   }}
@@ -41,12 +41,14 @@ table inet harbor_gym {{
     type filter hook output priority 0; policy accept;
     oifname "lo" accept
     meta nfproto ipv6 drop
-    ct status dnat accept
+{devices}    ct status dnat accept
     meta nfproto ipv4 reject
   }}
 }}
 """
 """Who may be reached is reached by a proxy, whose sockets have the two ports; every other packet is refused."""
+DEVICE_RULE = '    oifname "{device}" accept\n'
+"""One of ``devices``: what leaves by a network between services is not filtered."""
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 _NETLINK_NETFILTER, _SUBSYSTEM, _INET = 12, 10, 1
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
@@ -74,22 +76,32 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP | _IFF_RUNNING))
 
 
-def close_networks(networks: Iterable[str], name_server: str, *, replaces: bool = False) -> None:
+def close_networks(
+    networks: Iterable[str], name_server: str, *, devices: Iterable[str] = (), replaces: bool = False
+) -> None:
     """Block packets of this network namespace to some networks, on any route, and all IPv6.
 
     Args:
         networks: As ``a.b.c.d/n``; none contains another.
         name_server: An address in them whose port 53 stays open.
+        devices: Devices by which every packet but those of IPv6 may leave.
         replaces: Remove the rules of :func:`allow_networks` in the same moment.
 
     Raises:
         OSError: The kernel refuses.
     """
-    content, last = messages(tuple(networks), name_server, replaces=replaces)
+    content, last = messages(tuple(networks), name_server, tuple(devices), replaces=replaces)
     netlink.send(_NETLINK_NETFILTER, content, last, "no packet filter for the network")
 
 
-def allow_networks(networks: Iterable[str], name_server: str, connections_port: int, queries_port: int) -> None:
+def allow_networks(
+    networks: Iterable[str],
+    name_server: str,
+    connections_port: int,
+    queries_port: int,
+    *,
+    devices: Iterable[str] = (),
+) -> None:
     """Lead connections of this network namespace to some networks to a proxy, in place of any rules before.
 
     Every other packet is refused, but those to the name server's port 53, which the proxy answers.
@@ -99,6 +111,7 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
         name_server: An address.
         connections_port: The proxy's own for connections, on this network namespace's loopback device.
         queries_port: Its own for queries.
+        devices: As for :func:`close_networks`.
 
     Raises:
         OSError: The kernel refuses.
@@ -107,6 +120,7 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
     made = [
         _chain(_LISTED, b"nat\0", _BEFORE_FILTERS),
         _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)], _LISTED),
+        *_open(devices, _LISTED),
         _rule([*_is_protocol(socket.IPPROTO_UDP), *to_dns, *_redirect(queries_port)], _LISTED),
         _rule([*_is_protocol(socket.IPPROTO_TCP), *to_dns, *_redirect(connections_port)], _LISTED),
         *_set(networks),
@@ -114,6 +128,7 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
         _chain(_CHAIN, b"filter\0", 0),
         _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)]),
         _rule([*_is(_FAMILY, bytes([socket.AF_INET6])), _verdict(_DROP)]),
+        *_open(devices),
         _rule([
             _expression(b"ct", [(2, _STATUS), (1, 1)]),
             _expression(b"bitwise", [(1, 1), (2, 1), (3, 4), (4, [(1, _REDIRECTED)]), (5, [(1, bytes(4))])]),
@@ -126,27 +141,17 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
     netlink.send(_NETLINK_NETFILTER, *_batch(made, replaces=True), what)
 
 
-def open_device(name: str) -> None:
-    """Let all packets of this network namespace pass that leave by a device, before the other rules.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
-    kind, _, values = _rule([*_is(_DEVICE, name.encode().ljust(16, b"\0")), _verdict(_ACCEPT)])
-    parts = [_message(_BATCH_BEGIN, 0, 0, b"", family=0, group=_SUBSYSTEM)]
-    parts.append(_message(kind, CREATE | ACK, 1, attributes(values)))  # without APPEND it becomes the first
-    parts.append(_message(_BATCH_END, 0, 2, b"", family=0, group=_SUBSYSTEM))
-    netlink.send(_NETLINK_NETFILTER, b"".join(parts), 1, f"no packet filter for {name}")
-
-
 @functools.cache
-def messages(networks: tuple[str, ...], name_server: str, *, replaces: bool = False) -> tuple[bytes, int]:
+def messages(
+    networks: tuple[str, ...], name_server: str, devices: tuple[str, ...] = (), *, replaces: bool = False
+) -> tuple[bytes, int]:
     """Return the messages to the kernel, and the number of the one that is answered after the whole."""
     to_dns = _at(_TRANSPORT, 2, 2, struct.pack("!H", _DNS))
     made = [
         _chain(_CHAIN, b"filter\0", 0),
         _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)]),
         _rule([*_is(_FAMILY, bytes([socket.AF_INET6])), _verdict(_DROP)]),
+        *_open(devices),
         *(
             _rule([*_to(name_server), *_is_protocol(protocol), *to_dns, _verdict(_ACCEPT)])
             for protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
@@ -180,6 +185,10 @@ def _chain(name: bytes, kind: bytes, priority: int) -> _Made:
 
 def _rule(expressions: list[tuple[int, Value]], chain: bytes = _CHAIN) -> _Made:
     return _NEW_RULE, CREATE | APPEND, [(1, _TABLE), (2, chain), (4, expressions)]
+
+
+def _open(devices: Iterable[str], chain: bytes = _CHAIN) -> list[_Made]:
+    return [_rule([*_is(_DEVICE, name.encode().ljust(16, b"\0")), _verdict(_ACCEPT)], chain) for name in devices]
 
 
 def _set(networks: Iterable[str]) -> list[_Made]:
