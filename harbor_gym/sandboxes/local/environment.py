@@ -16,7 +16,7 @@ from typing import Any, override
 from harbor.environments.base import ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.environments.definition import COMPOSE_FILE_NAME, should_use_prebuilt_docker_image
-from harbor.models.task.config import NetworkPolicy
+from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.utils.env import resolve_env_vars
 from pydantic import TypeAdapter, ValidationError
 
@@ -267,7 +267,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         elif copied is None:
             await self._make_ready(image)
 
-    async def _bring_up_sandbox(self, copied: Dump | None = None) -> Image:
+    async def _bring_up_sandbox(self, copied: Dump | None = None, *, network_of: int = 0) -> Image:
         """Start the sandbox without a command of the task; return its image with the settings that hold in it."""
         assert self._built is not None
         self._image = image = self._built if self._member is None else self._member.dressed(self._built)
@@ -279,7 +279,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
             _known_high_ids[ids] = high_ids
         config = self._config(image, self._directories(image), high_ids)
         if self._member is not None:
-            config = self._member.placed(config, self._host_name)
+            config = self._member.placed(config, self._host_name)._replace(network_of=network_of)
         await self._start_sandbox(config, copied=copied)
         return image
 
@@ -371,6 +371,8 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
             main_env=self._startup_env(),
             mounts=self._mounts,
         )
+        if any(policy.network_mode != NetworkMode.PUBLIC for policy in (self.network_policy, *self._phase_policies)):
+            project = project.sharing()
         self._member = Member(project, project.main)
         # That class is a sandbox of this module.
         from harbor_gym.sandboxes.local.compose.service import ServiceSandbox

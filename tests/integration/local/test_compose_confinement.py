@@ -1,5 +1,6 @@
 """What the services of one episode can reach, and what is left of them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -31,7 +32,8 @@ services:
 networks: {default: , back: {internal: true}}
 volumes: {shared: }
 """
-SERVE = "perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(LocalPort => 80, Listen => 9); 1 while $s->accept'"
+SERVER = "$s = IO::Socket::INET->new(LocalPort => 80, Listen => 9); 1 while $s->accept"
+SERVE = f"perl -MIO::Socket::INET -e '{SERVER}'"
 REACH = "timeout 2 bash -c ': </dev/tcp/{}' 2>/dev/null; echo $?"
 
 
@@ -102,6 +104,26 @@ async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) ->
             assert (away.stdout or "").strip() == "1"  # refused at once by the packet filter
         await sandbox.set_network_policy(NOTHING)
         assert [words[:-1] for words in await seen()] == [words[:-1] for words in closed]
+
+
+SHARING = """\
+services:
+  side: {image: debian:bookworm-slim, command: ["perl", "-MIO::Socket::INET", "-e", SERVER]}
+  beside: {image: debian:bookworm-slim, command: sleep 1000}
+""".replace("SERVER", json.dumps(SERVER.replace("$", "$$").replace("LocalPort", "LocalAddr => '127.0.0.1', LocalPort")))
+
+
+async def test_services_of_a_task_without_a_public_network_are_at_localhost_as_with_harbors_docker(
+    tmp_path: Path,
+) -> None:
+    sandbox = write(tmp_path, SHARING, network_policy=NOTHING, phase_network_policies=(PUBLIC,))
+    async with running(sandbox):
+        for policy in (NOTHING, PUBLIC):
+            await sandbox.set_network_policy(policy)
+            for service in ("main", "beside"):
+                for name in ("localhost", "side"):
+                    done = await sandbox.service_exec(REACH.format(f"{name}/80"), service=service)
+                    assert (done.stdout or "").strip() == "0", (policy.network_mode, service, name)
 
 
 async def test_a_service_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
