@@ -482,9 +482,26 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         image = self._started_image()
         argv = (*image.entrypoint, *image.command)
         env = default_env(image)
-        return await self._running().open(
-            CommandSpec(shlex.join(argv), image.user, image.workdir, env, argv, joins_outputs=True)
-        )
+        command = CommandSpec(shlex.join(argv), image.user, image.workdir, env, argv, joins_outputs=True)
+        return await self._running().open(self._restricted(command))
+
+    def _restricted(self, command: CommandSpec) -> CommandSpec:
+        """Return a command with the rights that its service has."""
+        if self._member is None:
+            return command
+        service = self._member.service
+        return command._replace(dropped=service.dropped, no_new_privileges=service.no_new_privileges)
+
+    @override
+    def _request(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | int | None = None,
+    ) -> CommandSpec:
+        return self._restricted(super()._request(command, cwd=cwd, env=env, user=user))
 
     async def end_processes(self, *, grace_sec: float) -> None:
         """End all processes in the sandbox, which stays.

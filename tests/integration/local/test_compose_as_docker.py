@@ -127,6 +127,12 @@ services:
     network_mode: none
     configs: [{source: text, target: /etc/text}, whole]
     secrets: [{source: word, target: renamed}]
+  weak:
+    image: debian:bookworm-slim
+    command: ["sh", "-c", "grep -E '^(CapBnd|NoNewPrivs)' /proc/self/status >/status; exec sleep 1000"]
+    cap_drop: [ALL]
+    cap_add: [DAC_OVERRIDE, CHOWN]
+    security_opt: ["no-new-privileges:true"]
   beside:
     image: debian:bookworm-slim
     command: ["bash", "-c", "exec sleep 1000"]
@@ -213,6 +219,10 @@ CASES = {
         "no network": "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '",
         "no network has no names": "getent hosts first",
         "secrets and configs": "cat /etc/text /whole /run/secrets/renamed; echo x >>/run/secrets/renamed",
+    },
+    ("weak", ""): {
+        "capabilities that are given up": "cut -c -16 /status; grep -E '^NoNewPrivs' /proc/self/status",
+        "what they would allow": "touch /x && chown 5 /x && chmod 4755 /x; kill -0 1; nice -n 5 true; su games -c id",
     },
     ("beside", ""): {
         "another service's network": "(</dev/tcp/main/1) 2>&1 | grep -o refused; tail -n +3 /proc/net/dev | wc -l",

@@ -16,6 +16,7 @@ from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make, output, running
+from tests.helpers.sandboxes.program import run_in_program
 
 pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.usefixtures("nothing_left")]
 
@@ -82,6 +83,34 @@ async def test_a_policy_that_is_root_does_not_change_mounts_and_networks(tmp_pat
             assert (await sandbox.exec(f"({attack}) 2>&1", user="root")).return_code != 0, attack
         await output(sandbox, "cp /bin/bash /shared/bash && chmod 4755 /shared/bash && chown 0:0 /shared/bash")
         assert await output(sandbox, "/shared/bash -p -c 'id -u'", user="1234") == "1234"
+
+
+_LEND = """
+import os, sys
+import shared
+from kernel.calls import MS_PRIVATE, MS_REC, mount
+os.unshare(os.CLONE_NEWNS)
+mount("none", "/", None, MS_REC | MS_PRIVATE)
+os.chdir(sys.argv[1])
+volumes = shared.Volumes()
+volume = volumes.lend("0", 1 << 20)
+os.mkdir("inside", dir_fd=volume)
+os.symlink("/etc", "link", dir_fd=volume)
+for part in ("", "inside", "link", "link/passwd", "../..", "inside/../../..", "absent"):
+    try:
+        volumes.lend("0", 1 << 20, part)
+        print(part, "lent")
+    except OSError as exc:
+        print(exc.strerror)
+"""
+
+
+def test_a_part_of_a_volume_is_no_file_of_the_machine(tmp_path: Path) -> None:
+    done = run_in_program(_LEND, str(tmp_path))
+    assert done.stdout.splitlines()[:2] == [" lent", "inside lent"], done.stderr
+    refused = [f"the volume has no {part!r}, or only behind a link" for part in ("link", "link/passwd", "../..")]
+    assert done.stdout.splitlines()[2:5] == refused
+    assert "lent" not in "".join(done.stdout.splitlines()[5:])
 
 
 async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ CONFIG = SupervisorConfig(
     image=("/usr/bin/squashfuse_ll", "-f"),
 )
 IDENTITY = Identity(0, 0, (0, 4), "/root")
-COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, "/run/x", IDENTITY, "policy")
+WORDS = ("ls", "-l")
+COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, WORDS, True, "/run/x", (5, 6), True, IDENTITY, "policy")
 TARGET = Target(7, "123", ((0, 1 << 20, 1 << 16),), {"pids": (2, "/x")}, True, ())
 
 

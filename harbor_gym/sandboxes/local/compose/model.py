@@ -139,6 +139,10 @@ class Service:
     memory_bytes: int | None = None
     cpus: float | None = None
     max_processes: int | None = None
+    dropped: tuple[int, ...] = ()
+    """Capabilities that its processes lack."""
+
+    no_new_privileges: bool = False
     shm_bytes: int | None = None
     is_read_only: bool = False
     keeps_input: bool = False
@@ -316,6 +320,8 @@ class _Reader:
             memory_bytes=_size(found.get("mem_limit") or limits.get("memory")) or None,
             cpus=float(found.get("cpus") or limits.get("cpus") or 0) or None,
             max_processes=self._max_processes(limits),
+            dropped=self._dropped(),
+            no_new_privileges=any(map(_forbids_privileges, found.get("security_opt") or ())),
             shm_bytes=_size(found.get("shm_size")) or None,
             is_read_only=bool(found.get("read_only")),
             keeps_input=bool(found.get("stdin_open")),
@@ -327,12 +333,10 @@ class _Reader:
         if found.get("privileged"):
             raise self.refused("privileged")
         for capability in found.get("cap_add") or ():
-            if capability.upper().removeprefix("CAP_") not in _KEPT_NAMES:
+            if _capability(capability) not in _KEPT_NAMES:
                 raise self.refused(f"cap_add {capability}")
-        if found.get("cap_drop"):
-            raise self.refused("cap_drop")
         for option in found.get("security_opt") or ():
-            if not option.startswith(("seccomp", "apparmor", "label")):
+            if not _forbids_privileges(option) and not option.startswith("no-new-privileges"):
                 raise self.refused(f"security_opt {option}")
         if found.get("tty") and self._name != MAIN:
             raise self.refused("tty")
@@ -340,6 +344,15 @@ class _Reader:
             raise self.refused(f"platform {found['platform']!r}", "images are built for this machine")
         if found.get("scale", 1) != 1 or (found.get("deploy") or {}).get("replicas", 1) != 1:
             raise self.refused("scale or deploy.replicas", "each service runs once")
+
+    def _dropped(self) -> tuple[int, ...]:
+        dropped = {_capability(name) for name in self._found.get("cap_drop") or ()}
+        added = {_capability(name) for name in self._found.get("cap_add") or ()}
+        return tuple(
+            number
+            for name, number in KEPT_CAPABILITIES.items()
+            if _capability(name) not in added and dropped & {"ALL", _capability(name)}
+        )
 
     def _build(self) -> Build | None:
         build = self._found.get("build")
@@ -491,7 +504,15 @@ class _Reader:
         return Mount("tmpfs", target, size_bytes=_size(options.get("size")), mode=int(options.get("mode") or "1777", 8))
 
 
-_KEPT_NAMES = frozenset(name.upper().removeprefix("CAP_") for name in KEPT_CAPABILITIES)
+def _capability(name: str) -> str:
+    return name.upper().removeprefix("CAP_")
+
+
+def _forbids_privileges(option: str) -> bool:
+    return option.replace("=", ":") in ("no-new-privileges", "no-new-privileges:true")
+
+
+_KEPT_NAMES = frozenset(map(_capability, KEPT_CAPABILITIES))
 
 
 def merged_healthcheck(own: Mapping[str, Any] | None, of_image: Healthcheck | None) -> Healthcheck | None:

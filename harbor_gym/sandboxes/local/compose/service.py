@@ -100,4 +100,4 @@ class ServiceSandbox(LocalEnvironment):
         image = self._started_image()
         who = image.user if user is None else str(user)
         own = {**default_env(image), **(env or {})}
-        return CommandSpec(command, who, cwd or image.workdir, own, ("sh", "-c", command))
+        return self._restricted(CommandSpec(command, who, cwd or image.workdir, own, ("sh", "-c", command)))

@@ -17,7 +17,13 @@ import accounts
 import core_files
 import files
 from kernel import cgroups, system_calls
-from kernel.calls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, drop_privileges
+from kernel.calls import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
+    drop_privileges,
+    lose_capabilities,
+)
 from kernel.capabilities import RANKS
 from kernel.steps import ANY, AT_FDCWD, Steps
 from messages import MAX_OPEN_FILES, OPEN_FILES, CgroupLimits, CommandSpec
@@ -148,6 +154,9 @@ def steps_of(
     # While it has the capability: setuid programs then keep working inside.
     system_calls.install(steps)
     steps.call("chdir", spec.cwd, what=f"working directory {spec.cwd!r} can't be entered")
+    lose_capabilities(steps, spec.dropped)
+    if spec.no_new_privileges:
+        steps.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     drop_privileges(steps, command.uid, command.gid, command.groups, RANKS[spec.rank])
     if spec.directory:
         steps.call("mkdirat", AT_FDCWD, spec.directory, 0o700, tolerates=ANY)

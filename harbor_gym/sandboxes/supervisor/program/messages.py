@@ -239,6 +239,12 @@ class CommandSpec(NamedTuple):
     directory: str = ""
     """A directory that the user makes first, for himself alone; nothing happens where he can't. Empty for none."""
 
+    dropped: tuple[int, ...] = ()
+    """Capabilities that it and all of its children lack."""
+
+    no_new_privileges: bool = False
+    """Whether no setuid program gives it rights."""
+
     # The sandbox fills in the following fields.
     identity: Identity | None = None
     """The user's ids before the policy; None: to be looked up in the sandbox's own accounts."""

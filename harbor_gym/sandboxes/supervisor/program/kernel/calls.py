@@ -23,6 +23,7 @@ _OF_FILES = 0b11111
 _KILLED_EARLY = b"500"
 """Counts half the memory limit more for a process: a sandbox's largest command is killed, never its PID 1."""
 PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
+PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -301,6 +302,12 @@ def bound_capabilities(steps: Steps, *also_kept: int) -> None:
     for capability in _DROPPED_CAPABILITIES:
         if capability not in also_kept:
             steps.call("prctl", _PR_CAPBSET_DROP, capability)
+
+
+def lose_capabilities(steps: Steps, lost: Collection[int]) -> None:
+    """Let no further program have these capabilities."""
+    for capability in lost:
+        steps.call("prctl", _PR_CAPBSET_DROP, capability)
 
 
 def only_capabilities(steps: Steps, kept: Collection[int]) -> None:
