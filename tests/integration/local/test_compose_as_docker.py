@@ -225,7 +225,7 @@ CASES = {
         "what they would allow": "touch /x && chown 5 /x && chmod 4755 /x; kill -0 1; nice -n 5 true; su games -c id",
     },
     ("beside", ""): {
-        "another service's network": "(</dev/tcp/main/1) 2>&1 | grep -o refused; tail -n +3 /proc/net/dev | wc -l",
+        "another service's network": "bash -c '</dev/tcp/main/1' 2>&1 | grep -o refused; grep -c eth0 /proc/net/dev",
     },
     ("reading", ""): {"an open input": "pgrep -xc cat"},
 }

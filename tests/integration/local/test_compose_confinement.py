@@ -155,6 +155,15 @@ async def test_services_of_a_task_without_a_public_network_are_at_localhost_as_w
                     assert (done.stdout or "").strip() == "0", (policy.network_mode, service, name)
 
 
+async def test_files_of_a_volume_are_not_a_services_memory(tmp_path: Path) -> None:
+    compose = COMPOSE.replace("command: sleep 1234567, volumes", "command: sleep 1000, mem_limit: 32m, volumes")
+    async with running(write(tmp_path, compose)) as sandbox:
+        done = await sandbox.service_exec("head -c 300M /dev/zero >/shared/large && echo written", service="side")
+        assert done.stdout == "written\n"
+        done = await sandbox.service_exec("head -c 600M /dev/zero | tail -n 1 | wc -c", service="side")
+        assert (done.stdout or "").strip() != str(600 << 20), "its memory has no limit"
+
+
 async def test_a_service_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     async with running(write(tmp_path)) as sandbox:
         for call in (

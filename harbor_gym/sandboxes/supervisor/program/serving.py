@@ -185,7 +185,7 @@ class _Supervisor:
             ready = {handle for handle, _ in self.poll.poll()}
             if self.cgroups.events in ready:
                 self.cgroups.take_events()
-                self.cgroups.follow_files(namespaces.files_bytes())
+                self.cgroups.follow_files(namespaces.files_bytes() + self.attached.files_bytes())
             if wake_read in ready:
                 os.read(wake_read, 4096)
             for answer in self.children.answers():
