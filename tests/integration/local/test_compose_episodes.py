@@ -83,6 +83,18 @@ async def test_the_verifier_asks_a_service_that_the_policy_has_used(tmp_path: Pa
         assert (await env.step(END)).reward == 0.0  # each episode has services of its own
 
 
+async def test_a_replayed_copy_has_services_of_its_own(tmp_path: Path) -> None:
+    async with make_env(write_web_task(tmp_path / "task")) as env:
+        await env.reset()
+        await env.step(SOLVE)
+        (copy,) = await env.fork(1, mode="replay")
+        async with copy:
+            await copy.reset()
+            await copy.step([(f"{ASK.replace('%s', '/other')}\n", 5.0)])
+            assert (await copy.step(END)).reward == 0.0
+        assert (await env.step(END)).reward == 1.0
+
+
 @pytest.mark.slow
 async def test_sixteen_episodes_at_once(tmp_path: Path) -> None:
     task = write_web_task(tmp_path / "task")

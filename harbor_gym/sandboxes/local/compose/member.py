@@ -152,13 +152,15 @@ def require_options(options: LocalOptions) -> None:
     """
     why = ""
     if rootless.is_rootless():
-        why = "an ordinary user's sandboxes can't be joined by a network: run as root"
+        why = "only root's sandboxes can be joined by a network: run as root"
     elif options.network == "machine":
-        why = "not with the sandbox option network='machine'"
+        why = "the sandbox option network='machine' gives them no network of their own: leave it out"
     elif options.forkable:
-        why = "not with the sandbox option forkable, as services can't be copied exactly"
+        why = "the sandbox option forkable is refused, as services can't be copied exactly: leave it out"
     if why:
-        raise TaskUnsupportedError(f"docker-compose.yaml: local sandboxes run services, but {why}, or use --env docker")
+        raise TaskUnsupportedError(
+            f"docker-compose.yaml: local sandboxes can't run its services: {why}, or use --env docker"
+        )
 
 
 def _plain(context: Path) -> Recipe:
