@@ -16,7 +16,7 @@ from typing import Any, override
 from harbor.environments.base import ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.environments.definition import COMPOSE_FILE_NAME, should_use_prebuilt_docker_image
-from harbor.models.task.config import NetworkPolicy
+from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.utils.env import resolve_env_vars
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,6 +45,7 @@ from harbor_gym.sandboxes.supervisor.program.messages import (
     HIGH_IDS,
     CgroupLimits,
     CommandSpec,
+    NetworkChange,
     SupervisorConfig,
 )
 from harbor_gym.sandboxes.tools import find_program
@@ -392,8 +393,10 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         await self._make_ready(replace(image, entrypoint=()))
 
     @override
-    def _has_network(self, policy: NetworkPolicy) -> bool:
-        return (self._member is None or self._member.has_way_out) and super()._has_network(policy)
+    def _network_of(self, policy: NetworkPolicy) -> NetworkChange:
+        if self._member is not None and not self._member.has_way_out:
+            policy = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
+        return super()._network_of(policy)
 
     @override
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.usefixtures("n
 
 PUBLIC = NetworkPolicy(network_mode=NetworkMode.PUBLIC)
 NOTHING = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
+LISTED = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["example.com", "198.51.100.0/24"])
 COMPOSE = """\
 services:
   main:
@@ -30,7 +31,7 @@ services:
 networks: {default: , back: {internal: true}}
 volumes: {shared: }
 """
-SERVE = "perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(LocalPort => 80, Listen => 1); sleep 1000'"
+SERVE = "perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(LocalPort => 80, Listen => 50); sleep 1000'"
 REACH = "timeout 2 bash -c ': </dev/tcp/{}' 2>/dev/null; echo $?"
 
 
@@ -94,6 +95,22 @@ async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) ->
         assert await devices() == ["loeth0eth1tap0", "loeth0tap0", "loeth0"]
         await sandbox.set_network_policy(NOTHING)
         assert await devices() == ["loeth0eth1", "loeth0", "loeth0"]
+
+
+async def test_an_allowlist_is_that_of_all_services_and_no_matter_between_them(tmp_path: Path) -> None:
+    sandbox = write(tmp_path, network_policy=LISTED, phase_network_policies=(NOTHING, PUBLIC, LISTED))
+    refused, unlisted = "1", REACH.format("203.0.113.1/80")
+    async with running(sandbox):
+        await output(sandbox, f"({SERVE}) >/dev/null 2>&1 & sleep 0.5")
+        for policy in (LISTED, NOTHING, LISTED, PUBLIC, LISTED):
+            await sandbox.set_network_policy(policy)
+            reached = await sandbox.service_exec(REACH.format("main/80"), service="side")
+            assert (reached.stdout or "").strip() == "0", policy
+            back = await sandbox.service_exec(REACH.format("main/80"), service="back")
+            assert (back.stdout or "").strip() == "0", policy
+            if policy is LISTED:
+                told = [await sandbox.service_exec(unlisted, service=name) for name in ("main", "side")]
+                assert [(one.stdout or "").strip() for one in told] == [refused] * 2, "at once"
 
 
 async def test_a_service_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:

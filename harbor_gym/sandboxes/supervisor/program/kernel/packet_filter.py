@@ -11,7 +11,7 @@ import fcntl
 import functools
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kernel import netlink
 from kernel.netlink import ACK, APPEND, CREATE, Value, attributes
@@ -55,7 +55,6 @@ _DELETE_TABLE = _SUBSYSTEM << 8 | 2
 _TABLE, _CHAIN, _LISTED, _SET = b"harbor_gym\0", b"output\0", b"listed\0", b"__set%d\0"
 _OUTPUT_HOOK, _DROP, _ACCEPT, _EQUAL, _NOT_EQUAL = 3, 0, 1, 0, 1
 _BEFORE_FILTERS = -100 & 0xFFFFFFFF
-_LOOPBACK = b"lo".ljust(16, b"\0")
 _STATUS, _REDIRECTED = 2, struct.pack("I", 1 << 5)
 """NFT_CT_STATUS and IPS_DST_NAT."""
 _DEVICE, _FAMILY, _PROTOCOL = 7, 15, 16
@@ -74,22 +73,32 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP | _IFF_RUNNING))
 
 
-def close_networks(networks: Iterable[str], name_server: str, *, replaces: bool = False) -> None:
+def close_networks(
+    networks: Iterable[str], name_server: str, *, devices: Sequence[str] = (), replaces: bool = False
+) -> None:
     """Block packets of this network namespace to some networks, on any route, and all IPv6.
 
     Args:
         networks: As ``a.b.c.d/n``; none contains another.
         name_server: An address in them whose port 53 stays open.
+        devices: Names of those by which all packets may leave.
         replaces: Remove the rules of :func:`allow_networks` in the same moment.
 
     Raises:
         OSError: The kernel refuses.
     """
-    content, last = messages(tuple(networks), name_server, replaces=replaces)
+    content, last = messages(tuple(networks), name_server, devices=tuple(devices), replaces=replaces)
     netlink.send(_NETLINK_NETFILTER, content, last, "no packet filter for the network")
 
 
-def allow_networks(networks: Iterable[str], name_server: str, connections_port: int, queries_port: int) -> None:
+def allow_networks(
+    networks: Iterable[str],
+    name_server: str,
+    connections_port: int,
+    queries_port: int,
+    *,
+    devices: Sequence[str] = (),
+) -> None:
     """Lead connections of this network namespace to some networks to a proxy, in place of any rules before.
 
     Every other packet is refused, but those to the name server's port 53, which the proxy answers.
@@ -99,6 +108,7 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
         name_server: An address.
         connections_port: The proxy's own for connections, on this network namespace's loopback device.
         queries_port: Its own for queries.
+        devices: Names of those by which all packets may leave.
 
     Raises:
         OSError: The kernel refuses.
@@ -106,13 +116,13 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
     to_dns = [*_to(name_server), *_at(_TRANSPORT, 2, 2, struct.pack("!H", _DNS))]
     made = [
         _chain(_LISTED, b"nat\0", _BEFORE_FILTERS),
-        _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)], _LISTED),
+        *_open(devices, _LISTED),
         _rule([*_is_protocol(socket.IPPROTO_UDP), *to_dns, *_redirect(queries_port)], _LISTED),
         _rule([*_is_protocol(socket.IPPROTO_TCP), *to_dns, *_redirect(connections_port)], _LISTED),
         *_set(networks),
         _rule([*_is_protocol(socket.IPPROTO_TCP), *_to_set(), *_redirect(connections_port)], _LISTED),
         _chain(_CHAIN, b"filter\0", 0),
-        _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)]),
+        *_open(devices),
         _rule([*_is(_FAMILY, bytes([socket.AF_INET6])), _verdict(_DROP)]),
         _rule([
             _expression(b"ct", [(2, _STATUS), (1, 1)]),
@@ -126,26 +136,15 @@ def allow_networks(networks: Iterable[str], name_server: str, connections_port: 
     netlink.send(_NETLINK_NETFILTER, *_batch(made, replaces=True), what)
 
 
-def open_device(name: str) -> None:
-    """Let all packets of this network namespace pass that leave by a device, before the other rules.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
-    kind, _, values = _rule([*_is(_DEVICE, name.encode().ljust(16, b"\0")), _verdict(_ACCEPT)])
-    parts = [_message(_BATCH_BEGIN, 0, 0, b"", family=0, group=_SUBSYSTEM)]
-    parts.append(_message(kind, CREATE | ACK, 1, attributes(values)))  # without APPEND it becomes the first
-    parts.append(_message(_BATCH_END, 0, 2, b"", family=0, group=_SUBSYSTEM))
-    netlink.send(_NETLINK_NETFILTER, b"".join(parts), 1, f"no packet filter for {name}")
-
-
 @functools.cache
-def messages(networks: tuple[str, ...], name_server: str, *, replaces: bool = False) -> tuple[bytes, int]:
+def messages(
+    networks: tuple[str, ...], name_server: str, *, devices: tuple[str, ...] = (), replaces: bool = False
+) -> tuple[bytes, int]:
     """Return the messages to the kernel, and the number of the one that is answered after the whole."""
     to_dns = _at(_TRANSPORT, 2, 2, struct.pack("!H", _DNS))
     made = [
         _chain(_CHAIN, b"filter\0", 0),
-        _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)]),
+        *_open(devices),
         _rule([*_is(_FAMILY, bytes([socket.AF_INET6])), _verdict(_DROP)]),
         *(
             _rule([*_to(name_server), *_is_protocol(protocol), *to_dns, _verdict(_ACCEPT)])
@@ -155,6 +154,11 @@ def messages(networks: tuple[str, ...], name_server: str, *, replaces: bool = Fa
         _rule([*_to_set(), _REJECT]),
     ]
     return _batch(made, replaces=replaces)
+
+
+def _open(devices: Sequence[str], chain: bytes = _CHAIN) -> list[_Made]:
+    names = ("lo", *devices)
+    return [_rule([*_is(_DEVICE, name.encode().ljust(16, b"\0")), _verdict(_ACCEPT)], chain) for name in names]
 
 
 def _batch(made: list[_Made], *, replaces: bool) -> tuple[bytes, int]:
