@@ -1,4 +1,4 @@
-"""Declarations of a task that only Docker supports: sidecars, their evidence, and limits by the daemon."""
+"""Sidecars and their evidence, on Docker and on local; limits by Docker's daemon."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,10 @@ from harbor_gym.errors import VerifierOutOfMemoryError
 from tests.helpers.harbor_trials import rewards_of, run_episode, run_trial
 from tests.helpers.tasks import BASE, write_task
 
-pytestmark = pytest.mark.docker
+SANDBOXES = [
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("local", marks=[pytest.mark.local, pytest.mark.compose]),
+]
 
 COMPOSE = f"""\
 services:
@@ -56,18 +59,21 @@ DOCKERFILE = f"FROM {BASE}\nRUN chmod 777 /srv /opt\nWORKDIR /srv\n"
 LIMIT = "/sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
-async def test_a_compose_task_with_sidecar_evidence_and_a_separate_verifier(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+async def test_a_compose_task_with_sidecar_evidence_and_a_separate_verifier(sandbox: str, tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "composed", root_toml=ROOT, toml=TOML, test_sh=JUDGE, dockerfile=DOCKERFILE)
     (task_dir / "environment/docker-compose.yaml").write_text(COMPOSE)
     (task_dir / "tests/Dockerfile").write_text(f"FROM {BASE}\nCOPY test.sh /tests/test.sh\n")
     script = [f"echo done by $(id -un) > answer; cat {LIMIT} 2>/dev/null >> answer; touch /opt/planted"]
     async with asyncio.TaskGroup() as group:
-        trial = group.create_task(run_trial(task_dir, script, sandbox="docker", trials_dir=tmp_path / "trials"))
-        episode = group.create_task(run_episode(task_dir, script, sandbox="docker", reward_function="min"))
+        trial = group.create_task(run_trial(task_dir, script, sandbox=sandbox, trials_dir=tmp_path / "trials"))
+        episode = group.create_task(run_episode(task_dir, script, sandbox=sandbox, reward_function="min"))
     ((reward, _, info),), _ = episode.result()
     assert [info.get("rewards")] == rewards_of(trial.result())
-    assert info.get("rewards") == {"answer": 1.0, "collected": 1.0, "sidecar": 1.0, "apart": 1.0, "memory": 1.0}
-    assert reward == 1.0
+    # local gives a tolerance above memory_mb
+    memory = float(sandbox == "docker")
+    assert info.get("rewards") == {"answer": 1.0, "collected": 1.0, "sidecar": 1.0, "apart": 1.0, "memory": memory}
+    assert reward == memory
 
 
 HUNGRY = """\
@@ -78,6 +84,7 @@ true
 """
 
 
+@pytest.mark.docker
 async def test_memory_that_runs_out_while_grading_is_reported_and_nothing_of_the_policys_runs(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "hungry", test_sh=HUNGRY, toml="[environment]\nmemory_mb = 64\n")
     exploit_agent = (

@@ -267,7 +267,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         elif copied is None:
             await self._make_ready(image)
 
-    async def _bring_up_sandbox(self, copied: Dump | None = None) -> Image:
+    async def _bring_up_sandbox(self, copied: Dump | None = None, *, network_of: int = 0) -> Image:
         """Start the sandbox without a command of the task; return its image with the settings that hold in it."""
         assert self._built is not None
         self._image = image = self._built if self._member is None else self._member.dressed(self._built)
@@ -279,7 +279,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
             _known_high_ids[ids] = high_ids
         config = self._config(image, self._directories(image), high_ids)
         if self._member is not None:
-            config = self._member.placed(config, self._host_name)
+            config = self._member.placed(config, self._host_name)._replace(network_of=network_of)
         await self._start_sandbox(config, copied=copied)
         return image
 
@@ -371,6 +371,8 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
             main_env=self._startup_env(),
             mounts=self._mounts,
         )
+        if any(policy.network_mode != NetworkMode.PUBLIC for policy in (self.network_policy, *self._phase_policies)):
+            project = project.sharing()
         self._member = Member(project, project.main)
         # That class is a sandbox of this module.
         from harbor_gym.sandboxes.local.compose.service import ServiceSandbox
@@ -395,7 +397,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
     @override
     def _network_of(self, policy: NetworkPolicy) -> NetworkChange:
         if self._member is not None and not self._member.has_way_out:
-            policy = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
+            return NetworkChange(is_public=False, allowlist=None)
         return super()._network_of(policy)
 
     @override
@@ -429,7 +431,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
 
         Raises:
             SandboxError: As :meth:`exec`, or there is no such service, or its command has ended.
-            ServiceOperationsUnsupportedError: The task has no Compose file.
+            RuntimeError: The task has no Compose file; Harbor's own error.
         """
         given: dict[str, Any] = {"cwd": cwd, "env": env, "timeout_sec": timeout_sec, "user": user}
         if service is None or self.is_main_service(service) or self._others is None:
@@ -466,7 +468,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
 
         Raises:
             SandboxError: There is no such service.
-            ServiceOperationsUnsupportedError: The task has no Compose file.
+            RuntimeError: The task has no Compose file; Harbor's own error.
         """
         if self._others is None:
             await super().stop_service(service)

@@ -368,11 +368,12 @@ async def test_a_verdict_that_changes_by_itself_is_found(tmp_path: Path, plan: C
 
 
 @pytest.mark.local
+@pytest.mark.compose
 async def test_what_the_sandbox_does_not_take_is_refused_in_one_line_and_the_rest_goes_on(
     tmp_path: Path, plan: CheckPlan
 ) -> None:
     composed = write_task(tmp_path / "composed")
-    (composed / "environment" / "docker-compose.yaml").write_text("services:\n  db:\n    image: debian\n")
+    (composed / "environment" / "docker-compose.yaml").write_text("services: {main: {privileged: true}}\n")
     hosts = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["2001:db8::1"]\n'
     listed = write_task(tmp_path / "listed", toml=hosts)
     fine = write_task(tmp_path / "fine", test_sh=own_path(PASS_IF_DONE), **ORDINARY)

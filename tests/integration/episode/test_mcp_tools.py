@@ -322,12 +322,17 @@ services:
 BESIDE = '[[environment.mcp_servers]]\nname = "index"\ntransport = "streamable-http"\nurl = "http://index:8000/mcp"\n'
 
 
-@pytest.mark.docker
-@pytest.mark.slow
-async def test_a_compose_service_is_called_by_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sandbox",
+    [
+        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]),
+        pytest.param("local", marks=[pytest.mark.local, pytest.mark.compose]),
+    ],
+)
+async def test_a_compose_service_is_called_by_its_name(sandbox: str, tmp_path: Path) -> None:
     task = write_mcp_task(tmp_path / "task", BESIDE)
     (task / "environment/docker-compose.yaml").write_text(COMPOSE)
-    async with AsyncTerminalGymEnv(config_of(task, "docker")) as env:
+    async with AsyncTerminalGymEnv(config_of(task, sandbox)) as env:
         await env.reset()
         for message, expected in [
             (called("index__add", a=2, b=40), "[index__add]\n42"),

@@ -71,16 +71,17 @@ def listed(close):
 
 def change(context):
     packet_filter.close_networks(["203.0.113.0/24"], name_server)
-    packet_filter.allow_networks(networks, name_server, 1234, 5353)
+    packet_filter.allow_networks(networks, name_server, 1234, 5353, devices=["eth0", "eth1"])
 
 def change_back(context):
     change(context)
-    packet_filter.close_networks(networks, name_server, replaces=True)
+    packet_filter.close_networks(networks, name_server, devices=["eth0", "eth1"], replaces=True)
 
-rules = packet_filter.RULES.format(closed=", ".join(networks), name_server=name_server)
+devices = "".join(packet_filter.DEVICE_RULE.format(device=name) for name in ("eth0", "eth1"))
+rules = packet_filter.RULES.format(closed=", ".join(networks), name_server=name_server, devices=devices)
 of_list = packet_filter.LISTED_RULES.format(
-    networks=", ".join(networks), name_server=name_server, connections_port=1234, queries_port=5353)
-listed(lambda _: packet_filter.close_networks(networks, name_server))
+    networks=", ".join(networks), name_server=name_server, connections_port=1234, queries_port=5353, devices=devices)
+listed(lambda _: packet_filter.close_networks(networks, name_server, devices=["eth0", "eth1"]))
 listed(change_back)
 listed(lambda context: library.nft_run_cmd_from_buffer(context, rules.encode()))
 listed(change)

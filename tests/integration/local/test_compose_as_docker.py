@@ -10,6 +10,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym.sandboxes.docker.environment import DockerEnvironment
+from harbor_gym.sandboxes.images.recipe import PLATFORM
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.sandboxes.local import make
 
@@ -109,10 +110,12 @@ services:
       - ./conf:/conf:ro
       - ./single.txt:/etc/single.txt:ro
       - shared:/shared:ro
+      - ./conf:/own
       - {type: tmpfs, target: /typed, tmpfs: {size: 3145728}}
     networks: [back]
     user: "1234:4321"
     working_dir: /made/here
+    platform: PLATFORM
   failing:
     image: debian:bookworm-slim
     command: ["sh", "-c", "echo x >>/shared/tries; [ $$(wc -l </shared/tries) -ge 3 ] || exit 7; exec sleep 1000"]
@@ -122,6 +125,12 @@ services:
     image: debian:bookworm-slim
     command: sleep 1000
     network_mode: none
+    configs: [{source: text, target: /etc/text}, whole]
+    secrets: [{source: word, target: renamed}]
+  beside:
+    image: debian:bookworm-slim
+    command: ["bash", "-c", "exec sleep 1000"]
+    network_mode: service:first
   hidden:
     image: debian:bookworm-slim
     command: ["bash", "-c", "exec 3<>/dev/null; sleep 1000"]
@@ -147,6 +156,8 @@ networks:
   back: {internal: true}
   hidden:
 volumes: {shared: , filled: , owned: , bare: }
+configs: {text: {content: "some $$ ${NOT_SET_ANYWHERE:-text}"}, whole: {file: single.txt}}
+secrets: {word: {file: ./conf/a.txt}}
 """
 
 
@@ -194,12 +205,17 @@ CASES = {
         "a read-only root": "touch /x; touch /tmp/x",
         "a memory file system in it": "stat -c '%u:%g %a' /scratch; df --output=size /scratch /typed; touch /scratch/x",
         "mounted files": "cat /conf/a.txt /etc/single.txt; echo x >/conf/new; echo x >>/etc/single.txt",
+        "a mounted directory that is written": "echo more >/own/more; cat /own/*",
         "a read-only volume": "cat /shared/order; touch /shared/x",
     },
     ("failing", ""): {"a restart": "sleep 1; wc -l </shared/tries"},
     ("alone", ""): {
         "no network": "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '",
         "no network has no names": "getent hosts first",
+        "secrets and configs": "cat /etc/text /whole /run/secrets/renamed; echo x >>/run/secrets/renamed",
+    },
+    ("beside", ""): {
+        "another service's network": "(</dev/tcp/main/1) 2>&1 | grep -o refused; tail -n +3 /proc/net/dev | wc -l",
     },
     ("reading", ""): {"an open input": "pgrep -xc cat"},
 }
@@ -252,7 +268,7 @@ async def seen(sandbox: BaseEnvironment, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 async def test_services_are_as_with_docker(tmp_path: Path) -> None:
-    compose = COMPOSE.replace("CONTAINER", f"own-{tmp_path.name}")
+    compose = COMPOSE.replace("CONTAINER", f"own-{tmp_path.name}").replace("PLATFORM", PLATFORM["TARGETPLATFORM"])
     found: dict[str, dict[str, Any]] = {}
     for kind in (LocalEnvironment, DockerEnvironment):
         directory = write(tmp_path / kind.type(), compose)

@@ -1,5 +1,6 @@
 """What the services of one episode can reach, and what is left of them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.usefixtures("n
 
 PUBLIC = NetworkPolicy(network_mode=NetworkMode.PUBLIC)
 NOTHING = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
-LISTED = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["example.com", "198.51.100.0/24"])
+LISTED = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["listed.test"])
 COMPOSE = """\
 services:
   main:
@@ -31,7 +32,8 @@ services:
 networks: {default: , back: {internal: true}}
 volumes: {shared: }
 """
-SERVE = "perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(LocalPort => 80, Listen => 50); sleep 1000'"
+SERVER = "$s = IO::Socket::INET->new(LocalPort => 80, Listen => 9); 1 while $s->accept"
+SERVE = f"perl -MIO::Socket::INET -e '{SERVER}'"
 REACH = "timeout 2 bash -c ': </dev/tcp/{}' 2>/dev/null; echo $?"
 
 
@@ -83,34 +85,45 @@ async def test_a_policy_that_is_root_does_not_change_mounts_and_networks(tmp_pat
 
 
 async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) -> None:
-    sandbox = write(tmp_path, network_policy=NOTHING, phase_network_policies=(PUBLIC,))
-    look = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' \\n'"
+    sandbox = write(tmp_path, network_policy=NOTHING, phase_network_policies=(PUBLIC, LISTED))
+    look = f"{REACH.format('main/80')}; tail -n +3 /proc/net/dev | cut -d: -f1; cat /etc/resolv.conf | grep -c 10.0"
 
-    async def devices() -> list[str | None]:
-        return [(await sandbox.service_exec(look, service=name)).stdout for name in ("main", "side", "back")]
+    async def seen() -> list[list[str]]:
+        found = [await sandbox.service_exec(look, service=name) for name in ("main", "side", "back")]
+        return [(done.stdout or "").split() for done in found]
 
-    async with running(sandbox):
-        assert await devices() == ["loeth0eth1", "loeth0", "loeth0"]
-        await sandbox.set_network_policy(PUBLIC)
-        assert await devices() == ["loeth0eth1tap0", "loeth0tap0", "loeth0"]
-        await sandbox.set_network_policy(NOTHING)
-        assert await devices() == ["loeth0eth1", "loeth0", "loeth0"]
-
-
-async def test_an_allowlist_is_that_of_all_services_and_no_matter_between_them(tmp_path: Path) -> None:
-    sandbox = write(tmp_path, network_policy=LISTED, phase_network_policies=(NOTHING, PUBLIC, LISTED))
-    refused, unlisted = "1", REACH.format("203.0.113.1/80")
     async with running(sandbox):
         await output(sandbox, f"({SERVE}) >/dev/null 2>&1 & sleep 0.5")
-        for policy in (LISTED, NOTHING, LISTED, PUBLIC, LISTED):
+        closed = [["0", "lo", "eth0", "eth1", "0"], ["0", "lo", "eth0", "0"], ["0", "lo", "eth0", "0"]]
+        assert await seen() == closed
+        for policy in (PUBLIC, LISTED, PUBLIC):
             await sandbox.set_network_policy(policy)
-            reached = await sandbox.service_exec(REACH.format("main/80"), service="side")
-            assert (reached.stdout or "").strip() == "0", policy
-            back = await sandbox.service_exec(REACH.format("main/80"), service="back")
-            assert (back.stdout or "").strip() == "0", policy
-            if policy is LISTED:
-                told = [await sandbox.service_exec(unlisted, service=name) for name in ("main", "side")]
-                assert [(one.stdout or "").strip() for one in told] == [refused] * 2, "at once"
+            opened = [["0", "lo", "eth0", "eth1", "tap0", "1"], ["0", "lo", "eth0", "tap0", "1"], closed[2]]
+            assert await seen() == opened, policy.network_mode
+            away = await sandbox.service_exec(REACH.format("10.1.1.1/80"), service="side")
+            assert (away.stdout or "").strip() == "1"  # refused at once by the packet filter
+        await sandbox.set_network_policy(NOTHING)
+        assert [words[:-1] for words in await seen()] == [words[:-1] for words in closed]
+
+
+SHARING = """\
+services:
+  side: {image: debian:bookworm-slim, command: ["perl", "-MIO::Socket::INET", "-e", SERVER]}
+  beside: {image: debian:bookworm-slim, command: sleep 1000}
+""".replace("SERVER", json.dumps(SERVER.replace("$", "$$").replace("LocalPort", "LocalAddr => '127.0.0.1', LocalPort")))
+
+
+async def test_services_of_a_task_without_a_public_network_are_at_localhost_as_with_harbors_docker(
+    tmp_path: Path,
+) -> None:
+    sandbox = write(tmp_path, SHARING, network_policy=NOTHING, phase_network_policies=(PUBLIC,))
+    async with running(sandbox):
+        for policy in (NOTHING, PUBLIC):
+            await sandbox.set_network_policy(policy)
+            for service in ("main", "beside"):
+                for name in ("localhost", "side"):
+                    done = await sandbox.service_exec(REACH.format(f"{name}/80"), service=service)
+                    assert (done.stdout or "").strip() == "0", (policy.network_mode, service, name)
 
 
 async def test_a_service_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:

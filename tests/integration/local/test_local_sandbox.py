@@ -230,13 +230,10 @@ async def test_nobody_returns_from_a_stop_before_the_sandbox_is_gone(tmp_path: P
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-async def test_compose_tasks_and_host_mounts_are_refused(tmp_path: Path) -> None:
+async def test_host_mounts_are_refused(tmp_path: Path) -> None:
     mounts = [ServiceVolumeConfig(type="bind", source="/etc", target="/host-etc")]
     with pytest.raises(TaskError, match="/host-etc"):
         make_sandbox(tmp_path, mounts=mounts)
-    (tmp_path / "environment" / "docker-compose.yaml").write_text("services: {}\n")
-    with pytest.raises(TaskError, match="Compose"):
-        make_sandbox(tmp_path)
 
 
 async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_reports_it(tmp_path: Path) -> None:

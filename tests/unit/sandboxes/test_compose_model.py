@@ -38,11 +38,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "cap_drop": {"cap_drop": ["ALL"]},
     "security_opt no-new-privileges:true": {"security_opt": ["no-new-privileges:true"]},
     "tty": {"tty": True},
-    "platform": {"platform": "linux/arm64"},
+    "platform 'linux/riscv64'": {"platform": "linux/riscv64"},
     "scale or deploy.replicas": {"deploy": {"replicas": 2}},
     "deploy.endpoint_mode": {"deploy": {"endpoint_mode": "vip"}},
     "deploy.resources.reservations.devices": {"deploy": {"resources": {"reservations": {"devices": [{}]}}}},
     "network_mode 'host'": {"network_mode": "host"},
+    "network_mode of 'absent', which does not start": {"network_mode": "service:absent"},
+    "network_mode 'container:x'": {"network_mode": "container:x"},
     "networks.default.ipv4_address": {"networks": {"default": {"ipv4_address": "172.18.0.9"}}},
     "extra_hosts up: host-gateway": {"extra_hosts": ["up=host-gateway"]},
     "volumes: type 'npipe'": {"volumes": [{"type": "npipe", "source": "x", "target": "/x"}]},
@@ -52,10 +54,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "volumes: INSIDE/absent": {
         "volumes": [{"type": "bind", "source": "INSIDE/absent", "target": "/s", "read_only": True}]
     },
-    "volumes: INSIDE/inside on /s, writable": {
-        "volumes": [{"type": "bind", "source": "INSIDE/inside", "target": "/s"}]
-    },
-    "tmpfs /t: option uid": {"tmpfs": ["/t:uid=5"]},
+    "configs 'c': uid": {"configs": [{"source": "c", "uid": "5"}]},
+    "configs 'c': /etc/passwd": {"configs": [{"source": "c"}]},
+    "secrets 's' without a file or content": {"secrets": [{"source": "s"}]},
     "build.ssh": {"build": {"context": "INSIDE", "ssh": ["default"]}},
     "build.context 'https://host/x.git'": {"build": {"context": "https://host/x.git"}},
     "pid": {"pid": "host"},
@@ -76,8 +77,9 @@ def placed(value: Any, context: Path) -> Any:
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_not_supported_is_refused_by_name(what: str, tmp_path: Path) -> None:
+    shared = {"configs": {"c": {"file": "/etc/passwd"}}, "secrets": {"s": {"environment": "X"}}}
     with pytest.raises(TaskUnsupportedError) as caught:
-        read(tmp_path, placed(REFUSED[what], tmp_path))
+        read(tmp_path, placed(REFUSED[what], tmp_path), **shared)
     message = str(caught.value)
     assert message.startswith("docker-compose.yaml: service 'db': " + what.replace("INSIDE", str(tmp_path)))
     assert message.endswith("use --env docker")
@@ -93,8 +95,7 @@ def test_what_is_not_supported_is_refused_by_name(what: str, tmp_path: Path) -> 
         ("volumes", {"external": True}, "volume 'x': external"),
         ("volumes", {"driver": "nfs"}, "volume 'x': driver 'nfs'"),
         ("volumes", {"driver_opts": {"type": "nfs"}}, "volume 'x': driver_opts"),
-        ("secrets", {"file": "x"}, "the project: secrets"),
-        ("configs", {"file": "x"}, "the project: configs"),
+        ("models", {"model": "x"}, "the project: models"),
     ],
 )
 def test_so_is_what_the_project_shares(kind: str, found: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -128,14 +129,20 @@ def test_a_service_has_what_its_document_says(tmp_path: Path) -> None:
                 {"type": "volume", "target": "/var/lib/x"},
                 {"type": "volume", "source": "v", "target": "/v", "volume": {"nocopy": True, "subpath": "/a/"}},
                 {"type": "bind", "source": str(tmp_path / "inside"), "target": "/in", "read_only": True},
+                {"type": "bind", "source": str(tmp_path / "inside"), "target": "/own"},
+                {"type": "bind", "source": str(tmp_path / "made"), "target": "/made"},
                 {"type": "tmpfs", "target": "/t", "tmpfs": {"size": "1024"}},
             ],
             "ports": [{"target": 80}],
             "labels": {"a": "b"},
             "init": True,
             "pids_limit": -1,
+            "configs": [{"source": "c", "target": "/etc/c"}, {"source": "d"}],
+            "secrets": [{"source": "s", "target": "t"}],
             "stop_grace_period": "1m30s",
         },
+        configs={"c": {"content": "words"}, "d": {"file": str(tmp_path / "inside")}},
+        secrets={"s": {"file": str(tmp_path / "inside")}},
     ).services["db"]
     assert service == Service(
         name="db",
@@ -152,8 +159,13 @@ def test_a_service_has_what_its_document_says(tmp_path: Path) -> None:
             Mount("volume", "/var/lib/x", "db.var.lib.x"),
             Mount("volume", "/v", "v", fills=False, part="a"),
             Mount("bind", "/in", str(tmp_path / "inside"), is_read_only=True),
+            Mount("bind", "/own", str(tmp_path / "inside")),
+            Mount("volume", "/made", str(tmp_path / "made")),
             Mount("tmpfs", "/t", size_bytes=1024),
             Mount("tmpfs", "/run", size_bytes=64 << 20, mode=0o755),
+            Mount("bind", "/run/secrets/t", str(tmp_path / "inside"), is_read_only=True),
+            Mount("bind", "/etc/c", "configs 'c'", is_read_only=True, text="words"),
+            Mount("bind", "/d", str(tmp_path / "inside"), is_read_only=True),
         ),
         stop_grace_sec=90.0,
     )
@@ -172,6 +184,29 @@ def test_names_and_addresses_of_services_in_shared_networks() -> None:
     local = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
     assert hosts(db) == [*local, "172.18.0.2\tmain", "172.18.0.3\tdb store dbhost"]
     assert hosts(web) == [*local, "10.0.0.9\tfar", "172.19.0.2\tmain agent", "172.19.0.4\tweb own"]
+
+
+def test_services_without_networks_share_one_where_the_task_has_no_public_network() -> None:
+    services = {
+        "db": Service(name="db", networks={"default": ()}, hostname="dbhost"),
+        "main": Service(name="main", networks={"default": ()}),
+        "named": Service(name="named", networks={"default": ("alias",)}),
+        "beside": Service(name="beside", shares="named"),
+        "alone": Service(name="alone"),
+    }
+    project = Project(services, ("default",), frozenset()).sharing()
+    assert {name: service.shares for name, service in project.services.items()} == {
+        "db": "main", "main": None, "named": None, "beside": "named", "alone": None
+    }  # fmt: skip
+    main, db, beside, alone = (Member(project, project.services[name]) for name in ("main", "db", "beside", "alone"))
+    assert (main.has_way_out, db.has_way_out, db.addresses) == (True, False, [])
+    local = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
+    others = ["172.18.0.4\tnamed alias", "172.18.0.4\tbeside"]
+    assert hosts(main) == [*local, "127.0.0.1\tdb dbhost", "172.18.0.3\tmain own", *others]
+    assert hosts(db) == [*local, "127.0.0.1\tdb dbhost", "127.0.0.1\tmain", *others]
+    to_main = ["172.18.0.3\tdb dbhost", "172.18.0.3\tmain"]
+    assert hosts(beside) == [*local, *to_main, "127.0.0.1\tnamed", "127.0.0.1\tbeside own"]
+    assert hosts(alone) == [*local, "127.0.0.1\talone own"]
 
 
 def hosts(member: Member) -> list[str]:

@@ -87,7 +87,10 @@ class Member:
         """Return a sandbox's configuration with its names and those of the services that it reaches."""
         name = self.service.hostname or host_name
         etc = {"hosts": self._hosts(name), "hostname": f"{name}\n"}
-        return config._replace(host_name=name, etc={**config.etc, **etc})
+        if self.service.shares is not None and Member(self.project, self.project.root(self.service)).has_way_out:
+            etc["resolv.conf"] = f"nameserver {config.name_server}\n"
+        devices = tuple(f"eth{place}" for place in range(len(self.service.networks)))
+        return config._replace(host_name=name, etc={**config.etc, **etc}, devices=devices)
 
     def limited(self, limits: CgroupLimits) -> CgroupLimits:
         """Return limits with those of the service in place."""
@@ -101,16 +104,18 @@ class Member:
     def _hosts(self, own: str) -> str:
         lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
         lines += [f"{address}\t{name}" for name, address in self.service.extra_hosts]
+        here = self.project.root(self.service)
         for other in self.project.services.values():
-            member = Member(self.project, other)
-            for network in self.project.networks:
-                if network in self.service.networks and network in other.networks:
-                    names = [other.name, *other.networks[network]]
-                    host = own if other is self.service else other.hostname
-                    names += [host] if host else []
-                    lines.append(f"{member.address_in(network)}\t{' '.join(dict.fromkeys(names))}")
-        if not self.service.networks:
-            lines[0] += f" {own}"
+            there = self.project.root(other)
+            host = own if other is self.service else other.hostname
+            if there is here and not (other is self.service and self.service.networks):
+                found = {"": "127.0.0.1"}
+            else:
+                common = [name for name in self.project.networks if name in here.networks and name in there.networks]
+                found = {name: Member(self.project, there).address_in(name) for name in common}
+            for network, address in found.items():
+                names = [other.name, *other.networks.get(network, ()), *([host] if host else [])]
+                lines.append(f"{address}\t{' '.join(dict.fromkeys(names))}")
         return "\n".join(lines) + "\n"
 
 

@@ -5,14 +5,16 @@ Source: the Compose specification, and the JSON of ``docker compose config``.
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from harbor_gym.sandboxes.errors import TaskUnsupportedError
 from harbor_gym.sandboxes.health import Healthcheck
+from harbor_gym.sandboxes.images.recipe import PLATFORM
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import KEPT_CAPABILITIES
 
 MAIN = "main"
@@ -29,10 +31,10 @@ _WITHOUT_EFFECT = frozenset((
 """Keys that change nothing here: docs/guide/sandboxes.md says why of each."""
 
 _READ = frozenset((
-    "build", "cap_add", "cap_drop", "command", "container_name", "cpus", "depends_on", "deploy", "entrypoint",
-    "env_file", "environment", "extra_hosts", "healthcheck", "hostname", "image", "mem_limit", "network_mode",
-    "networks", "pids_limit", "platform", "privileged", "read_only", "restart", "scale", "security_opt", "shm_size",
-    "stdin_open", "stop_grace_period", "tmpfs", "tty", "user", "volumes", "working_dir",
+    "build", "cap_add", "cap_drop", "command", "configs", "container_name", "cpus", "depends_on", "deploy",
+    "entrypoint", "env_file", "environment", "extra_hosts", "healthcheck", "hostname", "image", "mem_limit",
+    "network_mode", "networks", "pids_limit", "platform", "privileged", "read_only", "restart", "scale", "secrets",
+    "security_opt", "shm_size", "stdin_open", "stop_grace_period", "tmpfs", "tty", "user", "volumes", "working_dir",
 ))  # fmt: skip
 _READ_BUILD = frozenset((
     "args", "context", "dockerfile", "dockerfile_inline", "labels", "no_cache", "pull", "tags", "target",
@@ -44,6 +46,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+)([kmgt]?)b?", re.IGNORECASE)
 _DEFAULT_MODE = 0o1777
+_DEFAULT = "default"
+"""The network of the services that declare none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class Mount:
 
     size_bytes: int = 0
     mode: int = _DEFAULT_MODE
+    text: str | None = None
+    """The content of a file that no file of this machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,9 @@ class Service:
     networks: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Network → further names of the service in it."""
 
+    shares: str | None = None
+    """The service whose network it has instead of one of its own."""
+
     extra_hosts: tuple[tuple[str, str], ...] = ()
     """Name and address."""
 
@@ -166,6 +175,26 @@ class Project:
             add(service)
         return [service for name, service in ordered.items() if name != MAIN]
 
+    def root(self, service: Service) -> Service:
+        """Return the service whose network another has, which may be itself."""
+        while service.shares is not None:
+            service = self.services[service.shares]
+        return service
+
+    def sharing(self) -> Project:
+        """Return the project of a task whose network is not public in each phase.
+
+        Harbor's Docker gives the services that declare no network a common one then: they find each other at localhost.
+        """
+        alike = [service for service in self.services.values() if dict(service.networks) == {_DEFAULT: ()}]
+        first = next((service for service in alike if service.name == MAIN), alike[0] if alike else None)
+        shared = {
+            service.name: replace(service, networks={}, shares=first.name)
+            for service in alike
+            if first is not None and service is not first
+        }
+        return replace(self, services={**self.services, **shared})
+
     def is_to_complete(self, name: str) -> bool:
         """Return whether another service waits for the end of this one."""
         return any(
@@ -186,21 +215,23 @@ def project_of(document: Mapping[str, Any], context: Path, *, own_mounts: Sequen
     Raises:
         TaskUnsupportedError: It has something that local sandboxes don't; the message names the service and the key.
     """
-    for kind in ("secrets", "configs", "models"):
-        if document.get(kind):
-            raise _refused("the project", kind)
+    if document.get("models"):
+        raise _refused("the project", "models")
     networks: Mapping[str, Mapping[str, Any] | None] = document.get("networks") or {}
     for name, network in networks.items():
         _check_network(name, network or {})
     for name, volume in (document.get("volumes") or {}).items():
         _check_volume(name, volume or {})
     services = {
-        name: _Reader(name, found, context, own_mounts).service() for name, found in document["services"].items()
+        name: _Reader(name, found, context, own_mounts, document).service()
+        for name, found in document["services"].items()
     }
     for service in services.values():
         for dependency in service.depends_on:
             if dependency.name not in services:
                 raise _refused(f"service {service.name!r}", f"depends_on {dependency.name!r}, which does not start")
+        if service.shares is not None and service.shares not in services:
+            raise _refused(f"service {service.name!r}", f"network_mode of {service.shares!r}, which does not start")
     internal = frozenset(name for name, network in networks.items() if (network or {}).get("internal"))
     return Project(services, tuple(networks), internal)
 
@@ -239,9 +270,15 @@ class _Reader:
     """Reads one service."""
 
     def __init__(
-        self, name: str, found: Mapping[str, Any], context: Path, own_mounts: Sequence[tuple[str, str]]
+        self,
+        name: str,
+        found: Mapping[str, Any],
+        context: Path,
+        own_mounts: Sequence[tuple[str, str]],
+        document: Mapping[str, Any],
     ) -> None:
         self._name, self._found, self._context, self._own_mounts = name, found, context, own_mounts
+        self._document = document
 
     def refused(self, what: str, why: str = "") -> TaskUnsupportedError:
         """Return the error for something that this service has."""
@@ -273,6 +310,7 @@ class _Reader:
             ),
             restart=self._restart(),
             networks=self._networks(),
+            shares=self._shares(),
             extra_hosts=self._extra_hosts(),
             mounts=tuple(self._mounts()),
             memory_bytes=_size(found.get("mem_limit") or limits.get("memory")) or None,
@@ -298,8 +336,8 @@ class _Reader:
                 raise self.refused(f"security_opt {option}")
         if found.get("tty") and self._name != MAIN:
             raise self.refused("tty")
-        if found.get("platform"):
-            raise self.refused("platform", "images are built for this machine")
+        if found.get("platform") not in (None, "linux", PLATFORM["TARGETPLATFORM"]):
+            raise self.refused(f"platform {found['platform']!r}", "images are built for this machine")
         if found.get("scale", 1) != 1 or (found.get("deploy") or {}).get("replicas", 1) != 1:
             raise self.refused("scale or deploy.replicas", "each service runs once")
 
@@ -335,10 +373,8 @@ class _Reader:
         match self._found.get("network_mode"):
             case None:
                 pass
-            case "none":
+            case _:
                 return {}
-            case mode:
-                raise self.refused(f"network_mode {mode!r}")
         joined: dict[str, tuple[str, ...]] = {}
         for name, given in (self._found.get("networks") or {}).items():
             for key in (given or {}).keys() - {"aliases", "priority", "gw_priority"}:
@@ -347,6 +383,15 @@ class _Reader:
             joined[name] = tuple((given or {}).get("aliases") or ())
         own = self._found.get("container_name")
         return {name: (*aliases, own) if own else aliases for name, aliases in joined.items()}
+
+    def _shares(self) -> str | None:
+        match self._found.get("network_mode"):
+            case None | "none":
+                return None
+            case str(mode) if mode.startswith("service:") and self._name != MAIN:
+                return mode.removeprefix("service:")
+            case mode:
+                raise self.refused(f"network_mode {mode!r}")
 
     def _extra_hosts(self) -> tuple[tuple[str, str], ...]:
         given = self._found.get("extra_hosts") or []
@@ -386,7 +431,33 @@ class _Reader:
         for entry in self._found.get("tmpfs") or ():
             target, _, options = entry.partition(":")
             mounts.append(self._memory(target, options))
-        return mounts
+        return [*mounts, *self._files("secrets", "/run/secrets/"), *self._files("configs", "/")]
+
+    def _files(self, kind: str, folder: str) -> Iterator[Mount]:
+        """Yield the files of secrets or configs."""
+        for given in self._found.get(kind) or ():
+            name = given["source"]
+            declared = self._document[kind][name]
+            what = f"{kind} {name!r}"
+            for key in ("uid", "gid", "mode"):
+                if given.get(key):
+                    raise self.refused(f"{what}: {key}")
+            target = posixpath.join(folder, given.get("target") or name)
+            if declared.get("file"):
+                yield Mount("bind", target, str(self._inside(Path(declared["file"]), what)), is_read_only=True)
+            elif declared.get("content") is not None:
+                yield Mount("bind", target, what, is_read_only=True, text=declared["content"])
+            else:
+                raise self.refused(f"{what} without a file or content")
+
+    def _inside(self, source: Path, what: str) -> Path:
+        """Return a path of the environment directory, without links."""
+        inside = source.resolve()
+        if not inside.is_relative_to(self._context.resolve()):
+            raise self.refused(f"{what}: {source}", "only files of the task's environment directory can be mounted")
+        if not inside.exists():
+            raise self.refused(f"{what}: {source}", "it does not exist")
+        return inside
 
     def _volume(self, found: Mapping[str, Any]) -> Mount:
         further = found.get("volume") or {}
@@ -403,16 +474,9 @@ class _Reader:
         source, target = Path(found["source"]), found["target"]
         if self._name == MAIN and (str(source), target) in self._own_mounts:
             return None
-        inside = source.resolve()
-        if not inside.is_relative_to(self._context.resolve()):
-            raise self.refused(f"volumes: {source}", "only files of the task's environment directory can be mounted")
-        if not inside.exists():
-            raise self.refused(f"volumes: {source}", "it does not exist")
-        if not found.get("read_only"):
-            why = "mount it with read_only or :ro; a sandbox writes nothing of this machine"
-            why = "mount it with :ro; a sandbox writes nothing of this machine"
-            raise self.refused(f"volumes: {source} on {target}, writable", why)
-        return Mount("bind", target, str(inside), is_read_only=True)
+        if not source.exists() and not found.get("read_only") and source.parent.resolve() == self._context.resolve():
+            return Mount("volume", target, str(source))  # Docker makes the directory
+        return Mount("bind", target, str(self._inside(source, "volumes")), is_read_only=bool(found.get("read_only")))
 
     def _tmpfs(self, found: Mapping[str, Any]) -> Mount:
         options = found.get("tmpfs") or {}

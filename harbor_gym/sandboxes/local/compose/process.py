@@ -25,7 +25,7 @@ class ServiceProcess:
 
     Args:
         start: Starts the command, with both outputs on its ``stdout``.
-        clear: Ends what a run has left behind.
+        clear: Ends all processes of the sandbox, with some seconds from SIGTERM to SIGKILL; one call at a time.
         restart: When it is started again.
         log: The file for the first 10 MiB of its output.
         keeps_input: Whether its standard input stays open.
@@ -34,7 +34,7 @@ class ServiceProcess:
     def __init__(
         self,
         start: Callable[[], Awaitable[PipedCommand]],
-        clear: Callable[[], Awaitable[object]],
+        clear: Callable[[float], Awaitable[object]],
         restart: Restart,
         log: Path,
         *,
@@ -42,6 +42,8 @@ class ServiceProcess:
     ) -> None:
         self._start, self._clear, self._restart, self._log = start, clear, restart, log
         self._keeps_input = keeps_input
+        self._clearing = asyncio.Lock()
+        self._is_ending = False
         self._running: asyncio.Task[None] | None = None
         self._command: PipedCommand | None = None
         self._last = bytearray()
@@ -67,6 +69,17 @@ class ServiceProcess:
         self._running = asyncio.create_task(self._run(), name="harbor-gym-service")
         await self.begun.wait()
 
+    async def end(self, grace_sec: float) -> None:
+        """End it with all processes of the sandbox, which stays.
+
+        Args:
+            grace_sec: Seconds from SIGTERM to SIGKILL.
+        """
+        self._is_ending = True
+        async with self._clearing:
+            await self._clear(grace_sec)
+        await self.stop()
+
     async def stop(self) -> None:
         """Start it no more and stop reading its output. Idempotent. The sandbox ends its processes."""
         if self._running is not None:
@@ -87,9 +100,11 @@ class ServiceProcess:
             while True:
                 begun = loop.time()
                 status = await self._run_once()
-                with contextlib.suppress(SandboxError):
-                    await self._clear()
-                if self.problem or not self._restart.applies(status, restarts):
+                async with self._clearing:
+                    if not self._is_ending:
+                        with contextlib.suppress(SandboxError):
+                            await self._clear(0.0)
+                if self._is_ending or self.problem or not self._restart.applies(status, restarts):
                     break
                 restarts += 1
                 pause_sec = _FIRST_PAUSE_SEC if loop.time() - begun > _LASTING_SEC else pause_sec

@@ -73,11 +73,18 @@ class RunningServices:
             SandboxStartError: A service ended, or a sandbox or a network does not come up.
             TaskError: A service is unhealthy.
         """
-        async with task_group() as group:
-            for sandbox in self.sandboxes.values():
-                group.create_task(sandbox.bring_up())
         first = main.supervised
-        running = {MAIN: first, **{name: sandbox.supervised for name, sandbox in self.sandboxes.items()}}
+        running = {MAIN: first}
+        for shares in (False, True):
+            async with task_group() as group:
+                for name, sandbox in self.sandboxes.items():
+                    service = self.project.services[name]
+                    if (service.shares is not None) is shares:
+                        root = running[self.project.root(service).name].first_process if shares else 0
+                        group.create_task(sandbox.bring_up(network_of=root))
+            for name, sandbox in self.sandboxes.items():
+                if (self.project.services[name].shares is not None) is shares:
+                    running[name] = sandbox.supervised
         await self._join(first, running)
         for service in (*self.project.others, self.project.main):
             await self._mount(first, running[service.name], service)
@@ -102,9 +109,13 @@ class RunningServices:
             raise SandboxStartError(f"service 'main' did not come up: {self._end_of(MAIN)}")
 
     def _process(self, sandbox: LocalEnvironment, service: Service) -> ServiceProcess:
+        async def clear(grace_sec: float) -> None:
+            if service.name != MAIN:  # whose processes are the policy's
+                await sandbox.end_processes(grace_sec=grace_sec)
+
         return ServiceProcess(
             sandbox.start_command,
-            lambda: sandbox.end_processes(grace_sec=0.0),
+            clear,
             service.restart if service.name != MAIN else Restart(),
             self._logs / f"{service.name}.log",
             keeps_input=service.keeps_input,
@@ -149,11 +160,9 @@ class RunningServices:
         Raises:
             SandboxError: There is no such service.
         """
-        sandbox = self.sandbox(name)
-        process = self._processes[name]
+        self.sandbox(name)
         with contextlib.suppress(SandboxLostError):
-            await sandbox.end_processes(grace_sec=self.project.services[name].stop_grace_sec)
-        await process.stop()
+            await self._processes[name].end(self.project.services[name].stop_grace_sec)
 
     # --- networks and volumes ------------------------------------------------------------------------------------
 
@@ -164,6 +173,8 @@ class RunningServices:
         try:
             for name, sandbox in running.items():
                 member = Member(self.project, self.project.services[name])
+                if not member.service.networks:
+                    continue
                 joined = {"joined": member.addresses, "port": member.number, "bits": PREFIX_BITS}
                 await sandbox.share("join_networks", joined, networks)
         finally:
@@ -218,15 +229,17 @@ class RunningServices:
 
     async def _copied(self, main: SupervisedSandbox, mount: Mount) -> str:
         """Copy a file or a directory of the task to memory, once; return its path there."""
-        source = Path(mount.source)
+        name = Path(mount.source).name
         if mount.source not in self._filled:
             self._filled.add(mount.source)
             tree = await self._lend(main, mount.source, "")
             try:
-                await asyncio.to_thread(_copy, source, Path(f"/proc/self/fd/{tree}/{source.name}"))
+                await asyncio.to_thread(_copy, mount, Path(f"/proc/self/fd/{tree}/{name}"))
+            except OSError as exc:
+                raise SandboxStartError(f"{mount.source} can't be copied for its services: {exc}") from exc
             finally:
                 os.close(tree)
-        return source.name
+        return name
 
     # --- order ---------------------------------------------------------------------------------------------------
 
@@ -295,8 +308,11 @@ def _root(command: str) -> CommandSpec:
     return CommandSpec(command, "0", "/", {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
 
 
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
+def _copy(mount: Mount, target: Path) -> None:
+    source = Path(mount.source)
+    if mount.text is not None:
+        target.write_text(mount.text, encoding="utf-8")
+    elif source.is_dir():
         shutil.copytree(source, target, symlinks=True)
     else:
         shutil.copy2(source, target)

@@ -37,6 +37,7 @@ class ServiceSandbox(LocalEnvironment):
             network=options.network,
             private_network=options.private_network,
             max_processes=options.max_processes,
+            processor_time=options.processor_time,
             processor_set=False,
         )
         self._member = member
@@ -65,9 +66,13 @@ class ServiceSandbox(LocalEnvironment):
     def _host_name(self) -> str:
         return self.member.service.name
 
-    async def bring_up(self) -> None:
-        """Start the sandbox, without its command."""
-        await self._bring_up_sandbox()
+    async def bring_up(self, *, network_of: int) -> None:
+        """Start the sandbox, without its command.
+
+        Args:
+            network_of: The first process of the sandbox whose network it has; 0 for one of its own.
+        """
+        await self._bring_up_sandbox(network_of=network_of)
 
     async def follow(self, policy: NetworkPolicy) -> None:
         """Have the network of another phase."""

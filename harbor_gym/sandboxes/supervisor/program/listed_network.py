@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Sequence
 from typing import NoReturn
 
 from kernel import device, packet_filter
@@ -44,8 +43,6 @@ class ListedNetwork:
         self._sockets: list[socket.socket] = []
         self._proxied = self._log = -1
         self._has_device = self._is_started = False
-        self._devices: Sequence[str] = ()
-        self._listed: tuple[Sequence[str], int, int] | None = None
         self.is_open = False
 
     @property
@@ -69,9 +66,8 @@ class ListedNetwork:
             self._poll.register(own, select.POLLIN)
         self._sockets[0].listen(_BACKLOG)
         networks = (*allowlist.networks, *([POOL] if allowlist.names else []))
-        connections, queries = (own.getsockname()[1] for own in self._sockets)
-        self._listed = networks, connections, queries
-        self._set_filter()
+        ports = [own.getsockname()[1] for own in self._sockets]
+        packet_filter.allow_networks(networks, config.name_server, *ports, devices=config.devices)
         os.close(make_device()[0])
         self._has_device = True
         proxied = Proxied(*allowlist, config.closed_networks, config.name_server, config.is_rootless)
@@ -135,27 +131,9 @@ class ListedNetwork:
         if self._has_device:
             device.remove(DEVICE)
             self._has_device = False
-        self._listed = None
-        self._set_filter()
-
-    def let_pass(self, devices: Sequence[str]) -> None:
-        """Let all packets leave by some devices, now and whatever network there will be.
-
-        Raises:
-            OSError: The kernel refuses.
-        """
-        self._devices = devices
-        self._set_filter()
-
-    def _set_filter(self) -> None:
-        config = self._config
-        if self._listed is not None:
-            networks, *ports = self._listed
-            packet_filter.allow_networks(networks, config.name_server, *ports, devices=self._devices)
-        elif config.may_have_network:
-            packet_filter.close_networks(
-                config.closed_networks, config.name_server, devices=self._devices, replaces=True
-            )
+        if self._config.may_have_network:
+            networks, devices = self._config.closed_networks, self._config.devices
+            packet_filter.close_networks(networks, self._config.name_server, devices=devices, replaces=True)
 
     def leave(self) -> None:
         """Kill the network's processes for good, without waiting."""

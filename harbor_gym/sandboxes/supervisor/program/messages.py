@@ -180,6 +180,11 @@ class SupervisorConfig(NamedTuple):
     """Whether it has the machine's network instead of one of its own."""
 
     host_name: str = HOST_NAME
+    network_of: int = 0
+    """The first process of a sandbox whose network it has instead of one of its own; 0 for none."""
+
+    devices: tuple[str, ...] = ()
+    """Its devices in networks between services, by which its packets may go anywhere in these."""
 
 
 def own_namespaces(config: SupervisorConfig) -> int:

@@ -267,6 +267,7 @@ class NamespaceBuild:
         """The sandbox ends when the second is closed."""
         self._up, self._stdout = os.pipe()
         self._builder = 0
+        self._network = -1
 
     def begin(self) -> tuple[int, int]:
         """Start the builder; return descriptors of the network and the user namespace that it has made.
@@ -275,6 +276,9 @@ class NamespaceBuild:
             NamespaceBuildError: The kernel refuses.
         """
         own = [self._to_supervisor, self._from_supervisor, self._stdin, self._stdout]
+        if self._config.network_of:
+            self._network = os.open(f"/proc/{self._config.network_of}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            own.append(self._network)
         steps = Steps(self._report, [*own, self._first, *self._cgroup_fds])
         self._make_namespaces(steps)
         self._become_init(steps)
@@ -319,7 +323,9 @@ class NamespaceBuild:
 
     def _make_namespaces(self, steps: Steps) -> None:
         steps.close_on_execute()
-        if not self._config.shares_network:
+        if self._network >= 0:
+            steps.call("setns", self._network, os.CLONE_NEWNET, what="enter another sandbox's network")
+        elif not self._config.shares_network:
             steps.call("unshare", os.CLONE_NEWNET, what="make a network namespace")
         if self._ids.is_shifted:
             # The kernel charges its counts by user to the user that makes the namespace.
@@ -362,7 +368,7 @@ def open_network(config: SupervisorConfig) -> None:
         with contextlib.suppress(OSError):  # no group 2147483647 in an ordinary user's namespace
             write_file(f"/proc/sys/net/ipv4/{name}", value)
     if config.may_have_network:
-        packet_filter.close_networks(config.closed_networks, config.name_server)
+        packet_filter.close_networks(config.closed_networks, config.name_server, devices=config.devices)
 
 
 def dress(steps: Steps, root: str, cgroup_mounts: list[tuple[str, str]], own: Sequence[int]) -> None:

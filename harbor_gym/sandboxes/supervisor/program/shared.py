@@ -54,17 +54,17 @@ def make_networks(count: int) -> int:
         os.close(own)
 
 
-def join_networks(networks: int, joined: Sequence[tuple[int, str]], port: int, *, bits: int) -> list[str]:
-    """Give this process's network namespace, a sandbox's, a device ``eth0`` and so on in each of some networks.
+def join_networks(
+    networks: int, devices: Sequence[str], joined: Sequence[tuple[int, str]], port: int, *, bits: int
+) -> None:
+    """Give this process's network namespace, a sandbox's, a device in each of some networks.
 
     Args:
         networks: The descriptor of :func:`make_networks`.
-        joined: Number of the network, and the sandbox's address in it.
+        devices: The devices' names.
+        joined: For each, the network's number and the sandbox's address in it.
         port: The sandbox's number in the project.
         bits: Length of the networks' prefixes.
-
-    Returns:
-        The names of the devices, which the namespace's packet filter does not yet let pass.
 
     Raises:
         OSError: The kernel refuses.
@@ -74,15 +74,14 @@ def join_networks(networks: int, joined: Sequence[tuple[int, str]], port: int, *
     try:
         os.setns(networks, os.CLONE_NEWNET)
         try:
-            for place, (number, _) in enumerate(joined):
-                bridge.plug(f"br{number}", f"p{port}.{place}", own, f"eth{place}")
+            for place, (device, (number, _)) in enumerate(zip(devices, joined, strict=True)):
+                bridge.plug(f"br{number}", f"p{port}.{place}", own, device)
         finally:
             os.setns(own, os.CLONE_NEWNET)
     finally:
         os.close(own)
-    for place, (_, address) in enumerate(joined):
-        bridge.raise_device(f"eth{place}", address, bits)
-    return [f"eth{place}" for place in range(len(joined))]
+    for device, (_, address) in zip(devices, joined, strict=True):
+        bridge.raise_device(device, address, bits)
 
 
 class Volumes:

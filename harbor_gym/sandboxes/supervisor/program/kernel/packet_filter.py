@@ -11,7 +11,7 @@ import fcntl
 import functools
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from kernel import netlink
 from kernel.netlink import ACK, APPEND, CREATE, Value, attributes
@@ -22,7 +22,7 @@ table inet harbor_gym {{
     type filter hook output priority 0; policy accept;
     oifname "lo" accept
     meta nfproto ipv6 drop
-    ip daddr {name_server} udp dport 53 accept
+{devices}    ip daddr {name_server} udp dport 53 accept
     ip daddr {name_server} tcp dport 53 accept
     ip daddr {{ {closed} }} reject
   }}
@@ -33,7 +33,7 @@ table inet harbor_gym {{
   chain listed {{
     type nat hook output priority -100; policy accept;
     oifname "lo" accept
-    ip daddr {name_server} udp dport 53 redirect to :{queries_port}
+{devices}    ip daddr {name_server} udp dport 53 redirect to :{queries_port}
     ip daddr {name_server} tcp dport 53 redirect to :{connections_port}
     meta l4proto tcp ip daddr {{ {networks} }} redirect to :{connections_port}
   }}
@@ -41,12 +41,14 @@ table inet harbor_gym {{
     type filter hook output priority 0; policy accept;
     oifname "lo" accept
     meta nfproto ipv6 drop
-    ct status dnat accept
+{devices}    ct status dnat accept
     meta nfproto ipv4 reject
   }}
 }}
 """
 """Who may be reached is reached by a proxy, whose sockets have the two ports; every other packet is refused."""
+DEVICE_RULE = '    oifname "{device}" accept\n'
+"""One of ``devices``: what leaves by a network between services is not filtered."""
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 _NETLINK_NETFILTER, _SUBSYSTEM, _INET = 12, 10, 1
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
@@ -55,6 +57,7 @@ _DELETE_TABLE = _SUBSYSTEM << 8 | 2
 _TABLE, _CHAIN, _LISTED, _SET = b"harbor_gym\0", b"output\0", b"listed\0", b"__set%d\0"
 _OUTPUT_HOOK, _DROP, _ACCEPT, _EQUAL, _NOT_EQUAL = 3, 0, 1, 0, 1
 _BEFORE_FILTERS = -100 & 0xFFFFFFFF
+_LOOPBACK = b"lo".ljust(16, b"\0")
 _STATUS, _REDIRECTED = 2, struct.pack("I", 1 << 5)
 """NFT_CT_STATUS and IPS_DST_NAT."""
 _DEVICE, _FAMILY, _PROTOCOL = 7, 15, 16
@@ -74,20 +77,20 @@ def raise_loopback() -> None:
 
 
 def close_networks(
-    networks: Iterable[str], name_server: str, *, devices: Sequence[str] = (), replaces: bool = False
+    networks: Iterable[str], name_server: str, *, devices: Iterable[str] = (), replaces: bool = False
 ) -> None:
     """Block packets of this network namespace to some networks, on any route, and all IPv6.
 
     Args:
         networks: As ``a.b.c.d/n``; none contains another.
         name_server: An address in them whose port 53 stays open.
-        devices: Names of those by which all packets may leave.
+        devices: Devices by which every packet but those of IPv6 may leave.
         replaces: Remove the rules of :func:`allow_networks` in the same moment.
 
     Raises:
         OSError: The kernel refuses.
     """
-    content, last = messages(tuple(networks), name_server, devices=tuple(devices), replaces=replaces)
+    content, last = messages(tuple(networks), name_server, tuple(devices), replaces=replaces)
     netlink.send(_NETLINK_NETFILTER, content, last, "no packet filter for the network")
 
 
@@ -97,7 +100,7 @@ def allow_networks(
     connections_port: int,
     queries_port: int,
     *,
-    devices: Sequence[str] = (),
+    devices: Iterable[str] = (),
 ) -> None:
     """Lead connections of this network namespace to some networks to a proxy, in place of any rules before.
 
@@ -108,7 +111,7 @@ def allow_networks(
         name_server: An address.
         connections_port: The proxy's own for connections, on this network namespace's loopback device.
         queries_port: Its own for queries.
-        devices: Names of those by which all packets may leave.
+        devices: As for :func:`close_networks`.
 
     Raises:
         OSError: The kernel refuses.
@@ -116,14 +119,16 @@ def allow_networks(
     to_dns = [*_to(name_server), *_at(_TRANSPORT, 2, 2, struct.pack("!H", _DNS))]
     made = [
         _chain(_LISTED, b"nat\0", _BEFORE_FILTERS),
+        _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)], _LISTED),
         *_open(devices, _LISTED),
         _rule([*_is_protocol(socket.IPPROTO_UDP), *to_dns, *_redirect(queries_port)], _LISTED),
         _rule([*_is_protocol(socket.IPPROTO_TCP), *to_dns, *_redirect(connections_port)], _LISTED),
         *_set(networks),
         _rule([*_is_protocol(socket.IPPROTO_TCP), *_to_set(), *_redirect(connections_port)], _LISTED),
         _chain(_CHAIN, b"filter\0", 0),
-        *_open(devices),
+        _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)]),
         _rule([*_is(_FAMILY, bytes([socket.AF_INET6])), _verdict(_DROP)]),
+        *_open(devices),
         _rule([
             _expression(b"ct", [(2, _STATUS), (1, 1)]),
             _expression(b"bitwise", [(1, 1), (2, 1), (3, 4), (4, [(1, _REDIRECTED)]), (5, [(1, bytes(4))])]),
@@ -138,14 +143,15 @@ def allow_networks(
 
 @functools.cache
 def messages(
-    networks: tuple[str, ...], name_server: str, *, devices: tuple[str, ...] = (), replaces: bool = False
+    networks: tuple[str, ...], name_server: str, devices: tuple[str, ...] = (), *, replaces: bool = False
 ) -> tuple[bytes, int]:
     """Return the messages to the kernel, and the number of the one that is answered after the whole."""
     to_dns = _at(_TRANSPORT, 2, 2, struct.pack("!H", _DNS))
     made = [
         _chain(_CHAIN, b"filter\0", 0),
-        *_open(devices),
+        _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)]),
         _rule([*_is(_FAMILY, bytes([socket.AF_INET6])), _verdict(_DROP)]),
+        *_open(devices),
         *(
             _rule([*_to(name_server), *_is_protocol(protocol), *to_dns, _verdict(_ACCEPT)])
             for protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP)
@@ -154,11 +160,6 @@ def messages(
         _rule([*_to_set(), _REJECT]),
     ]
     return _batch(made, replaces=replaces)
-
-
-def _open(devices: Sequence[str], chain: bytes = _CHAIN) -> list[_Made]:
-    names = ("lo", *devices)
-    return [_rule([*_is(_DEVICE, name.encode().ljust(16, b"\0")), _verdict(_ACCEPT)], chain) for name in names]
 
 
 def _batch(made: list[_Made], *, replaces: bool) -> tuple[bytes, int]:
@@ -184,6 +185,10 @@ def _chain(name: bytes, kind: bytes, priority: int) -> _Made:
 
 def _rule(expressions: list[tuple[int, Value]], chain: bytes = _CHAIN) -> _Made:
     return _NEW_RULE, CREATE | APPEND, [(1, _TABLE), (2, chain), (4, expressions)]
+
+
+def _open(devices: Iterable[str], chain: bytes = _CHAIN) -> list[_Made]:
+    return [_rule([*_is(_DEVICE, name.encode().ljust(16, b"\0")), _verdict(_ACCEPT)], chain) for name in devices]
 
 
 def _set(networks: Iterable[str]) -> list[_Made]:
