@@ -610,6 +610,9 @@ class Turn(_Record):
     compaction: Compaction | None = None
     """Set where the next turn's prompt does not extend this one's, but was made shorter."""
 
+    routed_experts: RoutedExperts | None = field(default=None, compare=False)
+    """As :attr:`Sample.routed_experts`; a transcript has them in a file beside it."""
+
 
 # -- rollouts --------------------------------------------------------------------------------------------------------
 
