@@ -1,5 +1,6 @@
 """Routed experts, from an engine whose routes tell token and request, to the rows that SkyRL's trainers replay."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, override
@@ -10,11 +11,6 @@ import pytest
 if find_spec("skyrl") is None:
     pytest.skip('pip install "harbor-gym[skyrl]"', allow_module_level=True)
 
-from skyrl.train.config import InferenceEngineConfig
-from skyrl.train.generators.base import TRAINING_PHASE_EVAL, BatchMetadata
-
-from harbor_gym.adapters import skyrl
-from harbor_gym.adapters.skyrl import generator as generators
 from harbor_gym.errors import UsageError
 from harbor_gym.testing import write_tiny_task
 from tests.contract.players.episode import Script
@@ -28,26 +24,29 @@ ANSWERS = (message("pwd\n"), message("echo done > /srv/answer\n"), COMPLETE)
 LAYERS, CHOICES = 2, 3
 
 
-class RoutingEngine(sky.SamplerEngine):
-    """The first layer routes by the token's place, the second by the number of the session's request."""
+def routing_engine(change: Callable[[Any, str], Any] = lambda routes, session: routes) -> Any:
+    """Return an engine whose first layer routes by the token's place, the second by the session's request's number."""
 
-    @override
-    async def generate(self, input_batch: Any, model: str | None = None) -> Any:
-        output = await super().generate(input_batch, model)
-        starts = input_batch.get("routed_experts_prompt_starts")
-        if starts is not None:
-            (prompt,), (start,), (sampled,) = input_batch["prompt_token_ids"], starts, output["response_ids"]
-            places = np.arange(start, len(prompt) + len(sampled) - 1)
-            routes = np.zeros((len(places), LAYERS, CHOICES), dtype=np.uint16)
-            routes[:, 0] = places[:, None] + np.arange(CHOICES)
-            routes[:, 1] = self.sessions[input_batch["session_ids"][0]]
-            output["rollout_expert_indices"] = [routes]
-        return output
+    class RoutingEngine(sky.SamplerEngine):
+        @override
+        async def generate(self, input_batch: Any, model: str | None = None) -> Any:
+            output = await super().generate(input_batch, model)
+            starts = input_batch.get("routed_experts_prompt_starts")
+            if starts is not None:
+                (prompt,), (start,), (sampled,) = input_batch["prompt_token_ids"], starts, output["response_ids"]
+                places, (session,) = np.arange(start, len(prompt) + len(sampled) - 1), input_batch["session_ids"]
+                routes = np.zeros((len(places), LAYERS, CHOICES), dtype=np.uint16)
+                routes[:, 0] = places[:, None] + np.arange(CHOICES)
+                routes[:, 1] = self.sessions[session]
+                output["rollout_expert_indices"] = [change(routes, session)]
+            return output
+
+    return RoutingEngine(Script(ANSWERS))
 
 
-def generator(
-    engine: RoutingEngine, env: dict[str, Any] | None = None, *, max_retries: int = 1, **settings: Any
-) -> skyrl.HarborTerminalGenerator:
+def generator(engine: Any, env: dict[str, Any] | None = None, *, max_retries: int = 1, **settings: Any) -> Any:
+    from skyrl.train.config import InferenceEngineConfig
+
     own = env or {"confirm_task_complete": False, "sandbox_options": SOLVED}
     routing = InferenceEngineConfig(enable_return_routed_experts=True)
     return sky.make_generator(engine, {"env": own, "max_retries": max_retries}, inference_engine=routing, **settings)
@@ -55,7 +54,7 @@ def generator(
 
 async def test_each_token_keeps_the_route_with_which_it_was_sampled(tmp_path: Path) -> None:
     batch, _ = sky.make_input(write_tiny_task(tmp_path / "task"), groups=1, size=2)
-    output: Any = await generator(RoutingEngine(Script(ANSWERS))).generate(batch)
+    output: Any = await generator(routing_engine()).generate(batch)
     output.pop("rollout_metrics")
     sky.validate_generator_output(2, output, step_wise=False)
     names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_expert_indices")
@@ -73,8 +72,10 @@ async def test_each_token_keeps_the_route_with_which_it_was_sampled(tmp_path: Pa
 
 async def test_an_evaluation_asks_for_no_routes(tmp_path: Path) -> None:
     batch, _ = sky.make_input(write_tiny_task(tmp_path / "task"), groups=1, size=1)
+    from skyrl.train.generators.base import TRAINING_PHASE_EVAL, BatchMetadata
+
     batch["batch_metadata"] = BatchMetadata(global_step=0, training_phase=TRAINING_PHASE_EVAL)
-    output = await generator(RoutingEngine(Script(ANSWERS))).generate(batch)
+    output = await generator(routing_engine()).generate(batch)
     assert output["rollout_expert_indices"] is None
 
 
@@ -82,18 +83,13 @@ async def test_an_evaluation_asks_for_no_routes(tmp_path: Path) -> None:
 async def test_an_answer_without_its_routes_is_a_lost_episode(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lying(RoutingEngine):
-        @override
-        async def generate(self, input_batch: Any, model: str | None = None) -> Any:
-            output = await super().generate(input_batch, model)
-            if input_batch["session_ids"][0].endswith("_1"):  # the second of the group
-                (routes,) = output["rollout_expert_indices"]
-                output["rollout_expert_indices"] = [{"few": routes[1:], "flat": routes[:, 0], "none": None}[what]]
-            return output
+    def change(routes: Any, session: str) -> Any:
+        whole = not session.endswith("_1")  # the second of the group
+        return routes if whole else {"few": routes[1:], "flat": routes[:, 0], "none": None}[what]
 
-    monkeypatch.setattr(generators, "_MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("harbor_gym.adapters.skyrl.generator._MAX_ATTEMPTS", 1)
     batch, _ = sky.make_input(write_tiny_task(tmp_path / "task"), groups=1, size=2)
-    output: Any = await generator(Lying(Script(ANSWERS)), max_retries=0).generate(batch)
+    output: Any = await generator(routing_engine(change), max_retries=0).generate(batch)
     assert output["stop_reasons"] == ["stop", "error"]
     output.pop("rollout_metrics")
     sky.validate_generator_output(2, output, step_wise=False)
@@ -106,4 +102,4 @@ async def test_an_answer_without_its_routes_is_a_lost_episode(
 )
 def test_what_has_no_place_for_routes_is_refused(settings: dict[str, Any], own: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="enable_return_routed_experts is for our own loop with a row per episode"):
-        generator(RoutingEngine(Script(ANSWERS)), own, **settings)
+        generator(routing_engine(), own, **settings)
