@@ -34,6 +34,16 @@ async def context_tokens_of(sample: Sampler) -> int | None:
     return await sample.context_tokens() if isinstance(sample, KnowsContext) else None
 
 
+def _without_known_routes(sampled: Sample, prompt: Sequence[int], last: TokenTransition) -> Sample:
+    """Return a sample without the routed experts that the last one has, as an engine may return them all each time."""
+    routes, known = sampled.routed_experts, last.sample.routed_experts
+    before = [*last.prompt, *last.sample.tokens]
+    if routes is None or known is None or routes.start >= known.end or list(prompt[: len(before)]) != before:
+        return sampled
+    new = routes.experts[known.end - routes.start :].copy()  # a view would keep the others
+    return replace(sampled, routed_experts=replace(routes, start=known.end, experts=new))
+
+
 @traced
 async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnapshot | None = None) -> Rollout:
     """Run one episode to its end and close the environment.
@@ -68,12 +78,15 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler, *, keep: KeepSnaps
                 step = shorter or await env.truncate(reason)
                 transitions[-1:] = [replace(last, reward=step.reward, info=step.info) for last in transitions[-1:]]
                 continue
+            if sampled.routed_experts is not None and transitions:
+                sampled = _without_known_routes(sampled, prompt, transitions[-1])
             step = await env.step(
                 sampled.tokens,
                 stop_reason=sampled.stop_reason,
                 logprobs=sampled.logprobs,
                 version=sampled.version,
                 queued_sec=sampled.queued_sec,
+                routed_experts=sampled.routed_experts,
             )
             transitions.append(TokenTransition(prompt, sampled, step.reward, step.info))
     except HarborGymError as exc:

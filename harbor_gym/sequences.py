@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harbor_gym.errors import UsageError
-from harbor_gym.types import Rollout, Sample, SampledSpan, TokenSequence, TokenTransition
+from harbor_gym.types import Rollout, RoutedExperts, Sample, SampledSpan, TokenSequence, TokenTransition
 
 
 def flatten(rollout: Rollout) -> TokenSequence:
@@ -63,10 +63,15 @@ def split(sequence: TokenSequence) -> list[TokenSequence]:
             sequence.completion[span.start : span.end],
             (replace(span, start=0, end=span.end - span.start),),
             sequence.logprobs[span.start : span.end],
+            _first(sequence.routed_experts, len(sequence.prompt) + span.end - 1),
         )
         for span in sequence.spans
         if span.end > span.start
     ]
+
+
+def _first(routes: RoutedExperts | None, rows: int) -> RoutedExperts | None:
+    return None if routes is None else replace(routes, experts=routes.experts[:rows])
 
 
 def staleness(sequences: Iterable[TokenSequence], newest: int) -> Counter[int]:
@@ -85,6 +90,7 @@ class SequenceBuilder:
     def __init__(self) -> None:
         self._sequence = TokenSequence([], [], (), [])
         self._spans: list[SampledSpan] = []
+        self._routes: list[RoutedExperts] = []
 
     def is_extended_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt begins with all tokens of this sequence."""
@@ -98,7 +104,12 @@ class SequenceBuilder:
         return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(tokens), len(prompt)))
 
     def extend(self, prompt: Sequence[int], sample: Sample, *, call: int, is_summary: bool = False) -> None:
-        """Add a call whose prompt begins with all tokens of this sequence."""
+        """Add a call whose prompt begins with all tokens of this sequence.
+
+        Raises:
+            UsageError: The sample's routed experts begin behind those that are known.
+        """
+        self._route(sample.routed_experts)
         self.show(prompt[len(self._sequence.prompt) + len(self._sequence.completion) :])
         self.add(sample.tokens, sample.logprobs, call=call, version=sample.version, is_summary=is_summary)
 
@@ -141,6 +152,20 @@ class SequenceBuilder:
         self._sequence.completion.extend(sampled)
         self._sequence.logprobs.extend(known)
 
+    def _route(self, routes: RoutedExperts | None) -> None:
+        """Add the routes that are not known yet: those of earlier messages stay as they were sampled."""
+        if routes is None or len(self._routes) < len(self._spans):
+            return  # one message without them is enough
+        known = self._routes[-1].end if self._routes else 0
+        if routes.start > known:
+            raise UsageError(f"routed experts begin at token {routes.start}, and those up to {known} are known")
+        self._routes.append(RoutedExperts(known, routes.experts[known - routes.start :]))
+
     def build(self) -> TokenSequence:
         """Return the sequence."""
-        return replace(self._sequence, spans=tuple(self._spans))
+        routes: RoutedExperts | None = None
+        if self._spans and len(self._routes) == len(self._spans):
+            import numpy as np  # tens of milliseconds, which others need not wait for
+
+            routes = RoutedExperts(0, np.concatenate([part.experts for part in self._routes]))
+        return replace(self._sequence, spans=tuple(self._spans), routed_experts=routes)

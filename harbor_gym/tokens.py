@@ -23,6 +23,7 @@ from harbor_gym.types import (
     EndReason,
     EpisodeInfo,
     ForkMode,
+    RoutedExperts,
     StopReason,
     Summary,
     TokenStep,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _OF_TOKENS = (
     *("prompt_tokens", "sampled_tokens", "logprobs", "version", "thinking_sec", "queued_sec", "summaries"),
-    "compaction",
+    *("compaction", "routed_experts"),
 )
 """The fields of a turn that the wrapped environment does not know."""
 
@@ -204,6 +205,7 @@ class TokenTerminalEnv:
         logprobs: Sequence[float] | None = None,
         version: int | None = None,
         queued_sec: float | None = None,
+        routed_experts: RoutedExperts | None = None,
     ) -> TokenStep:
         """Act on one sampled message; or, where the last prompt asked for a summary, begin a new conversation with it.
 
@@ -214,6 +216,7 @@ class TokenTerminalEnv:
             logprobs: Log-probability of each token, in nats; kept in the transcript.
             version: See :attr:`harbor_gym.Sample.version`; kept in the transcript.
             queued_sec: See :attr:`harbor_gym.Sample.queued_sec`; likewise.
+            routed_experts: See :attr:`harbor_gym.Sample.routed_experts`; likewise, but not those of a summary.
 
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step`.
@@ -227,7 +230,7 @@ class TokenTerminalEnv:
             if self._request is not None:
                 return await self._sum_up(sampled, stop_reason, self._request, **sampling)
             self.summary = None
-            return await self._step(sampled, stop_reason, **sampling)
+            return await self._step(sampled, stop_reason, routed_experts=routed_experts, **sampling)
 
     async def _step(self, sampled: Sequence[int], stop_reason: StopReason, **sampling: Any) -> TokenStep:
         action = await asyncio.to_thread(self._codec.text, sampled)

@@ -5,11 +5,13 @@ import json
 import math
 import re
 import time
+import zipfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from harbor_gym._runtime.files import StrPath, naming, replace_text, why_unreadable
+from harbor_gym._runtime.files import StrPath, naming, open_regular, replace_text, replacing, why_unreadable
 from harbor_gym._runtime.json_files import read_grown
 from harbor_gym._runtime.traces import is_wanted, left_to_caller, trace_episode
 from harbor_gym.errors import UsageError
@@ -21,6 +23,7 @@ from harbor_gym.types import (
     EpisodeInfo,
     Exchange,
     Rollout,
+    RoutedExperts,
     Sample,
     Summary,
     TokenTransition,
@@ -88,9 +91,55 @@ def write_transcript(
     document = _document(transcript, labels, error, dropped)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if any(turn.routed_experts is not None for turn in transcript.turns):
+        _write_routes(path, transcript.turns)
+        document["routed_experts"] = _routes_path(path).name
     replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
     if "snapshot" not in labels:
         _trace(transcript, document)
+
+
+def _routes_path(path: Path) -> Path:
+    return path.with_suffix(".experts.npz")
+
+
+def _write_routes(path: Path, turns: Sequence[Turn]) -> None:
+    """Write the routed experts of each turn beside a transcript, packed, by the turn's number and its first row."""
+    import numpy as np
+
+    arrays: dict[str, Any] = {}
+    for number, turn in enumerate(turns, start=1):
+        if (routes := turn.routed_experts) is not None:
+            least = np.min_scalar_type(int(routes.experts.max(initial=0)))
+            arrays[f"turn_{number}_from_{routes.start}"] = routes.experts.astype(least)
+    with replacing(_routes_path(path)) as partial:
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:
+            np.savez_compressed(file, **arrays)
+
+
+def read_routed_experts(path: StrPath, transcript: Transcript) -> Transcript:
+    """Return a transcript with the routed experts of its turns, which :func:`read_transcript` leaves in their file.
+
+    Args:
+        path: The transcript's file.
+        transcript: What was read from it.
+
+    Raises:
+        UsageError: The file beside the transcript is missing or damaged.
+    """
+    import numpy as np
+
+    place, turns = _routes_path(Path(path)), list(transcript.turns)
+    try:
+        with open_regular(place, place.parent) as file, np.load(file, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                _, number, _, start = name.split("_")
+                place_of = int(number) - 1
+                turns[place_of] = replace(turns[place_of], routed_experts=RoutedExperts(int(start), arrays[name]))
+    except (OSError, ValueError, IndexError, zipfile.BadZipFile) as exc:
+        raise UsageError(f"{place}: the routed experts of {path} can't be read ({exc}): copy both files") from exc
+    return replace(transcript, turns=turns)
 
 
 def traced[**P](play: Callable[P, Awaitable[Rollout]]) -> Callable[P, Coroutine[Any, Any, Rollout]]:
@@ -229,7 +278,9 @@ def transitions_of(turns: Sequence[Turn], tokens: Sequence[int]) -> list[TokenTr
     for turn, conversation in zip(turns, conversations(turns, tokens), strict=True):
         end = turn.prompt_tokens + turn.sampled_tokens
         answered, prompt = list(conversation[:end]), list(conversation[: turn.prompt_tokens])
-        sample = Sample(answered[turn.prompt_tokens :], turn.logprobs, version=turn.version)
+        sample = Sample(
+            answered[turn.prompt_tokens :], turn.logprobs, version=turn.version, routed_experts=turn.routed_experts
+        )
         found.append(TokenTransition(prompt, sample, turn.reward, turn.info))
         for summary in turn.summaries:
             info: EpisodeInfo = {"turn": turn.info["turn"], "metrics": {}, "summary": summary.state}

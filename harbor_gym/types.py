@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Required, 
 from harbor_gym.errors import HarborGymError, SamplerError, UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
     from typing_extensions import ReadOnly
 else:
 
@@ -406,6 +407,44 @@ _LEAST_LOGPROB, _ROUNDING = -1e30, 1e-4
 
 
 @dataclass(frozen=True, repr=False)
+class RoutedExperts(_Record):
+    """The experts that a mixture of experts routed tokens to while it sampled, for routing replay in training (R3).
+
+    A row is the pass over one token, after which the next one was sampled: the last sampled token has none yet.
+    """
+
+    start: int
+    """Place of the first row's token among those of the prompt and the message."""
+
+    experts: "np.ndarray[Any, Any]"
+    """Integers by token, layer, and choice."""
+
+    @property
+    def end(self) -> int:
+        """The place behind the last row's token."""
+        return self.start + len(self.experts)
+
+    def checked(self, *, tokens: int) -> "RoutedExperts":
+        """Return the same, if it has a row for each token from ``start`` to the last but one.
+
+        Args:
+            tokens: Tokens of the prompt and the message.
+
+        Raises:
+            SamplerError: It has other rows, or no integers by token, layer and choice.
+        """
+        shape, kind = getattr(self.experts, "shape", ()), getattr(getattr(self.experts, "dtype", None), "kind", "")
+        if len(shape) != 3 or kind not in "iu":
+            raise SamplerError(f"routed experts are integers by token, layer and choice: the engine's have {shape}")
+        if not 0 <= self.start <= tokens - 1 or self.end != tokens - 1:
+            raise SamplerError(
+                f"the engine's routed experts are those of tokens {self.start} to {self.end}, and {tokens} tokens "
+                f"have them up to {tokens - 1}"
+            )
+        return self
+
+
+@dataclass(frozen=True, repr=False)
 class Sample(_Record):
     """One sampled message."""
 
@@ -423,6 +462,10 @@ class Sample(_Record):
 
     queued_sec: float | None = None
     """Seconds that the prompt waited before its sampling began; None where the sampler does not report it."""
+
+    routed_experts: RoutedExperts | None = field(default=None, compare=False)
+    """Where a mixture of experts routed the prompt and the message; None where the sampler does not ask for it. It may
+    begin behind the tokens whose routes an earlier message of the same conversation has."""
 
     def checked(self, *, max_tokens: int | None = None) -> "Sample":
         """Return the sample with its numbers as ``int`` and ``float``, if they can be trained on.
@@ -596,6 +639,9 @@ class Turn(_Record):
     compaction: Compaction | None = None
     """Set where the next turn's prompt does not extend this one's, but was made shorter."""
 
+    routed_experts: RoutedExperts | None = field(default=None, compare=False)
+    """As :attr:`Sample.routed_experts`; a transcript has them in a file beside it."""
+
 
 # -- rollouts --------------------------------------------------------------------------------------------------------
 
@@ -677,6 +723,10 @@ class TokenSequence(_Record):
 
     logprobs: list[float]
     """Log-probability of each sampled token, in nats; NaN where the sampler returned none, 0.0 for other tokens."""
+
+    routed_experts: RoutedExperts | None = field(default=None, compare=False)
+    """Where a mixture of experts routed the tokens of ``token_ids`` but the last, each as it was when the message after
+    it was sampled; None where a message has no :attr:`Sample.routed_experts`."""
 
     @property
     def token_ids(self) -> list[int]:

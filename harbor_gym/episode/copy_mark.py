@@ -1,11 +1,11 @@
 """What tells a copy of an episode from its siblings: a mark in its sandbox, and a command that runs there once."""
 
-import asyncio
+import contextlib
 import logging
+import os
 import secrets
 import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 from harbor_gym._runtime.owners import temporary_prefix
@@ -56,9 +56,7 @@ async def apply_mark(phase: AgentPhase, mark: CopyMark, *, timeout_sec: float) -
         SandboxTimeoutError: It did not end in time.
         SandboxLostError: The sandbox is gone.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("copy")) as folder:
-        source = Path(folder) / Path(COPY_FILE).name
-        await asyncio.to_thread(_write, source, mark["id"])
+    with _file_with(mark["id"]) as source:
         try:
             await run_in_phase(phase, phase.environment.upload_file(source, COPY_FILE))
         except SandboxLostError:
@@ -79,6 +77,11 @@ async def apply_mark(phase: AgentPhase, mark: CopyMark, *, timeout_sec: float) -
     require_success(done.return_code, f"{done.stdout or ''}{done.stderr or ''}", of="copy_command")
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(f"{text}\n", encoding="ascii")
-    path.chmod(0o644)
+@contextlib.contextmanager
+def _file_with(text: str) -> Generator[str]:
+    """Yield the path of a file with a line of text, which all may read."""
+    with tempfile.NamedTemporaryFile("w", encoding="ascii", prefix=temporary_prefix("copy")) as file:
+        file.write(f"{text}\n")
+        file.flush()
+        os.fchmod(file.fileno(), 0o644)
+        yield file.name

@@ -437,6 +437,8 @@ class Session:
         self._sampling.add(sampling)
         try:
             sample = (await sampling).checked()
+            if sample.routed_experts is not None:
+                raise UsageError("the gateway hands on no routed experts: let the sampler ask for none")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -1,7 +1,9 @@
 """A sampler for SGLang's own endpoint, which takes and returns token ids."""
 
+import base64
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from harbor_gym.errors import ContextOverflowError, SamplerError
@@ -10,7 +12,7 @@ from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.samplers.statuses import TAKES_TOKENS, EngineSettingsError
 from harbor_gym.samplers.usage import check_usage
-from harbor_gym.types import Sample, StopReason
+from harbor_gym.types import RoutedExperts, Sample, StopReason
 
 _VERSION_DIGITS = 18
 """A longer version of the weights is a hash, and no number of steps."""
@@ -36,6 +38,9 @@ class SGLangSampler(EngineClient):
         max_attempts: Most attempts at a request while the engine can't be reached, fails, or is overloaded.
         sampling_params: Further sampling parameters, such as ``top_p``.
         extra_body: Further fields of the request, such as ``lora_path``.
+        routed_experts: Layers and experts of a token (top-k) of a mixture of experts, whose routes each sample then has
+            (:attr:`harbor_gym.types.Sample.routed_experts`); the engine needs ``--enable-return-routed-experts``. None
+            asks for none.
 
     Raises:
         UsageError: The variable ``api_key_env`` is not set.
@@ -55,6 +60,7 @@ class SGLangSampler(EngineClient):
         max_attempts: int = 4,
         sampling_params: Mapping[str, Any] | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        routed_experts: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(
             base_url, "/generate", api_key_env=api_key_env, timeout_sec=timeout_sec, max_attempts=max_attempts
@@ -68,7 +74,9 @@ class SGLangSampler(EngineClient):
             **({"stop_token_ids": list(stop_token_ids)} if stop_token_ids else {}),
             **(sampling_params or {}),
         }
-        self._body: dict[str, Any] = {"sampling_params": params, "return_logprob": True, **(extra_body or {})}
+        asked = {} if routed_experts is None else {"return_routed_experts": True}
+        self._body: dict[str, Any] = {"sampling_params": params, "return_logprob": True, **asked, **(extra_body or {})}
+        self._routed_experts = routed_experts
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         """Sample one message.
@@ -80,11 +88,13 @@ class SGLangSampler(EngineClient):
             UsageError: The sampler is not open.
         """
         limit = self._body["sampling_params"].get("max_new_tokens")
-        read = functools.partial(_read_sample, prompt=prompt, max_tokens=limit)
+        read = functools.partial(_read_sample, prompt=prompt, max_tokens=limit, routed_experts=self._routed_experts)
         return await self._post({**self._body, "input_ids": list(prompt)}, read)
 
 
-def _read_sample(answer: object, *, prompt: Sequence[int], max_tokens: int | None) -> Sample:
+def _read_sample(
+    answer: object, *, prompt: Sequence[int], max_tokens: int | None, routed_experts: tuple[int, int] | None = None
+) -> Sample:
     """Return the sample in the engine's answer.
 
     Raises:
@@ -111,7 +121,27 @@ def _read_sample(answer: object, *, prompt: Sequence[int], max_tokens: int | Non
         [token for _, token in pairs], [value for value, _ in pairs], cast("StopReason", reason), _version(meta)
     ).checked(max_tokens=max_tokens)
     check_usage(meta, prompt_tokens=len(prompt), sampled_tokens=len(pairs))
-    return sample
+    if routed_experts is None:
+        return sample
+    routes = _routes(meta.get("routed_experts"), *routed_experts).checked(tokens=len(prompt) + len(pairs))
+    return replace(sample, routed_experts=routes)
+
+
+def _routes(packed: object, layers: int, choices: int) -> RoutedExperts:
+    """Read the engine's routes: numbers of 32 bits in base64, by token, layer and choice, from the first token on."""
+    import numpy as np
+
+    if not isinstance(packed, str):
+        raise EngineSettingsError(
+            "the engine returned no routed_experts: start it with --enable-return-routed-experts, or ask for none"
+        )
+    try:
+        experts = np.frombuffer(base64.b64decode(packed, validate=True), dtype="<i4").reshape(-1, layers, choices)
+    except ValueError as exc:
+        raise EngineSettingsError(
+            f"the engine's routed_experts are not of {layers} layers with {choices} experts of a token each: {exc}"
+        ) from exc
+    return RoutedExperts(0, experts)
 
 
 def _version(meta: Mapping[str, Any]) -> int | None:

@@ -21,7 +21,7 @@ _UNPACKED = tuple(ROOT / "build/engines" / place for place in ("apptainer/bin", 
 _HOW_TO_ENABLE = {
     "browser": "install Chromium (`make engines` gets it; apt-get install chromium)",
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
-    "local": "run as root on Linux with slirp4netns, buildah, runc, mmdebstrap, tmux (`make engines` gets them)",
+    "local": "run as root on Linux with slirp4netns, buildah, runc, mmdebstrap, tmux, ip (`make engines` gets them)",
     "compose": "run as root with what `local` needs and Compose 2, without Docker (`make engines` gets both)",
     "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
     "criu": "run as root with CRIU 4.2 or later (`make engines-criu` unpacks it on Debian; see `harbor-gym doctor`)",
@@ -51,7 +51,7 @@ def has_engine(engine: str) -> bool:
                 subprocess.run(command, capture_output=True, check=False).returncode == 0 for command in commands
             )
         case "local":
-            tools = ("buildah", "mmdebstrap", "runc", "slirp4netns", "tmux")
+            tools = ("buildah", "ip", "mmdebstrap", "runc", "slirp4netns", "tmux")
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
         case "compose":
             return has_engine("local") and compose_program() is not None

@@ -207,9 +207,11 @@ def _internet(folder: Path) -> Generator[None]:
 def main() -> int:
     """Run the command and return its exit status."""
     with tempfile.TemporaryDirectory() as name, _internet(Path(name)):
-        (resolver := Path(name) / "resolv.conf").write_text(f"nameserver {RESOLVER}\n")
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-        subprocess.run(["mount", "--bind", str(resolver), "/etc/resolv.conf"], check=True)
+        # Some machines ask a program of theirs instead.
+        for file, text in {"resolv.conf": f"nameserver {RESOLVER}\n", "nsswitch.conf": "hosts: files dns\n"}.items():
+            (own := Path(name) / file).write_text(text)
+            subprocess.run(["mount", "--bind", str(own), f"/etc/{file}"], check=True)
         return subprocess.run(sys.argv[1:], check=False).returncode
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast, override
 from uuid import uuid4
@@ -30,7 +30,7 @@ from harbor_gym.gateway import SessionLimits
 from harbor_gym.samplers.attempts import AttemptError, History, ask_patiently, status_error
 from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.sequences import staleness
-from harbor_gym.types import Sample
+from harbor_gym.types import RoutedExperts, Sample
 
 _MAX_ATTEMPTS = 4
 """Most attempts at a message while SkyRL's engine fails or is overloaded. Lost connections its client repeats."""
@@ -105,13 +105,15 @@ class HarborTerminalGenerator(GeneratorInterface):
             HarborGymError: ``harbor.max_lost_calls`` successive calls had no verdict; this is the last error.
         """
         params = input_batch.get("sampling_params")
-        trajectories = await self._play_all(input_batch, params, self._cache_salt())
+        metadata = input_batch.get("batch_metadata")
+        is_training = metadata is None or metadata.training_phase != TRAINING_PHASE_EVAL
+        has_routes = is_training and self._cfg.inference_engine.enable_return_routed_experts
+        trajectories = await self._play_all(input_batch, params, self._cache_salt(), has_routes=has_routes)
         self._count_lost(trajectories)
         newest = _version(self._engine)
-        metadata = input_batch.get("batch_metadata")
         settings = RowSettings(
             step_wise=self._cfg.step_wise_trajectories,
-            is_training=metadata is None or metadata.training_phase != TRAINING_PHASE_EVAL,
+            is_training=is_training,
             zero_reward_on_non_stop=self._cfg.zero_reward_on_non_stop,
             apply_overlong_filtering=self._cfg.apply_overlong_filtering,
             filler_token=self._filler_token,
@@ -128,7 +130,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         return cast("GeneratorOutput", {**columns, "rollout_metrics": metrics})
 
     async def _play_all(
-        self, batch: GeneratorInput, params: Mapping[str, Any] | None, cache_salt: str | None
+        self, batch: GeneratorInput, params: Mapping[str, Any] | None, cache_salt: str | None, *, has_routes: bool
     ) -> list[Trajectory]:
         ids = batch.get("trajectory_ids") or [None] * len(batch["prompts"])
         extras = batch["env_extras"] or [{}] * len(ids)
@@ -136,17 +138,22 @@ class HarborTerminalGenerator(GeneratorInterface):
             raise UsageError("step-wise rows need trajectory_ids, which SkyRL's prepare_generator_input makes")
         async with task_group() as group:
             playing = [
-                group.create_task(self._play(_task_dir(extra), trajectory_id, params, cache_salt))
+                group.create_task(self._play(_task_dir(extra), trajectory_id, params, cache_salt, has_routes))
                 for extra, trajectory_id in zip(extras, ids, strict=True)
             ]
         return [task.result() for task in playing]
 
     async def _play(
-        self, task_dir: Path, trajectory_id: TrajectoryID | None, params: Mapping[str, Any] | None, salt: str | None
+        self,
+        task_dir: Path,
+        trajectory_id: TrajectoryID | None,
+        params: Mapping[str, Any] | None,
+        salt: str | None,
+        has_routes: bool,
     ) -> Trajectory:
         session_id = trajectory_id.to_string() if trajectory_id is not None else uuid4().hex
         sampler = _EngineSampler(
-            self._engine, self._model, params, session_id, salt, self._has_logprobs(params), self._history
+            self._engine, self._model, params, session_id, salt, self._has_logprobs(params), has_routes, self._history
         )
         async with self._slots:
             started = time.monotonic()
@@ -197,11 +204,17 @@ class _EngineSampler:
     session_id: str
     cache_salt: str | None
     has_logprobs: bool
+    has_routes: bool
+    """Whether to ask where a mixture of experts routed the tokens."""
+
     history: History
     """What is known of the engine; one object for all trajectories."""
 
     seconds: float = field(default=0.0, init=False)
     """Seconds that the engine has taken so far."""
+
+    _answered: list[int] = field(default_factory=list[int], init=False)
+    """The last prompt and its answer: all of its tokens but the last have known routes."""
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         started = time.monotonic()
@@ -216,19 +229,29 @@ class _EngineSampler:
         return sample
 
     async def _ask(self, prompt: Sequence[int]) -> Sample:
-        request = {
+        request: dict[str, Any] = {
             "prompts": None,
             "prompt_token_ids": [list(prompt)],
             "sampling_params": None if self.params is None else dict(self.params),
             "session_ids": [self.session_id],
             "cache_salt": self.cache_salt,
         }
+        start = max(0, len(self._answered) - 1) if list(prompt[: len(self._answered)]) == self._answered else 0
+        if self.has_routes:
+            request["routed_experts_prompt_starts"] = [start]
         version = _version(self.engine)
         try:
             output = await self.engine.generate(request, model=self.model)
         except Exception as exc:  # the boundary to SkyRL's client: any exception is the engine's failure
             raise _engine_error(exc, has_answered=self.history.has_answered) from exc
-        return self._read(output, version)
+        sample = self._read(output, version)
+        if not self.has_routes:
+            return sample
+        tokens = [*prompt, *sample.tokens]
+        experts: Any = (output.get("rollout_expert_indices") or [None])[0]
+        routes = RoutedExperts(start, experts).checked(tokens=len(tokens))
+        self._answered = tokens
+        return replace(sample, routed_experts=routes)
 
     def _read(self, output: Mapping[str, Any], version: int | None) -> Sample:
         try:

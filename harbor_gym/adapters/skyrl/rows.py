@@ -124,11 +124,24 @@ def make_columns(rows: Sequence[Row], settings: RowSettings, *, has_logprobs: bo
         },
         "is_last_step": [row.is_last for row in rows] if settings.step_wise else None,
         "env_metrics": [_env_metrics(row.trajectory) for row in rows],
-        "rollout_expert_indices": None,
+        "rollout_expert_indices": _routes(rows),
         "rollout_sample_support": None,
         "pixel_values": None,
         "image_grid_thw": None,
     }
+
+
+def _routes(rows: Sequence[Row]) -> list[Any] | None:
+    """Return each row's routed experts in the types that SkyRL takes; a row without loss has one row of padding."""
+    known = [None if (routes := row.sequence.routed_experts) is None else routes.experts for row in rows]
+    first = next((experts for experts in known if experts is not None), None)
+    if first is None:
+        return None
+    import numpy as np
+    from skyrl.backends.skyrl_train.utils.routed_experts import compact_routed_expert_indices
+
+    filler = np.broadcast_to(np.arange(first.shape[2]), (1, *first.shape[1:]))
+    return [compact_routed_expert_indices(filler if experts is None else experts) for experts in known]
 
 
 def _rewards(trajectories: Sequence[Trajectory], settings: RowSettings) -> list[float]:

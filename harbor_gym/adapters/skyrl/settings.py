@@ -63,12 +63,18 @@ def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> Harb
     refused: Mapping[str, bool] = {
         "batched": generator.batched,
         "vision_language_generator": generator.vision_language_generator,
-        "inference_engine.enable_return_routed_experts": engine.enable_return_routed_experts,
         "inference_engine.enable_return_sample_support_set": engine.enable_return_sample_support_set,
     }
     for name, is_set in refused.items():
         if is_set:
             raise UsageError(f"generator.{name} is not supported by HarborTerminalGenerator: set it to false")
+    if engine.enable_return_routed_experts and (
+        isinstance(episode, AgentEpisodeConfig) or generator.step_wise_trajectories
+    ):
+        raise UsageError(
+            "generator.inference_engine.enable_return_routed_experts is for our own loop with a row per episode: leave "
+            "harbor.env.agent out, and set generator.step_wise_trajectories to false"
+        )
     if not generator.use_conversation_multi_turn:
         raise UsageError("generator.use_conversation_multi_turn must be true: an episode is a conversation")
     if generator.max_input_length is None:

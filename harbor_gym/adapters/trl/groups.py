@@ -17,7 +17,7 @@ from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.trl.rewards import LOST_METRIC
 from harbor_gym.config import AnyEpisode
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.gateway import SessionLimits
 from harbor_gym.rollout import context_tokens_of, end_word
 from harbor_gym.sequences import staleness
@@ -199,6 +199,8 @@ def _as_samples(
         for sequence in segments:
             if not any(sequence.mask):
                 continue
+            if sequence.routed_experts is not None:
+                raise UsageError("AsyncGRPO has no place for routed experts: let the sampler ask for none")
             samples.append(
                 RolloutSample(
                     prompt=prompt,

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from harbor_gym.errors import ContextOverflowError, SamplerError
+from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
 from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.sequences import SequenceBuilder
 from harbor_gym.types import Sample
@@ -97,6 +97,8 @@ class ServerSampler:
     def _read(self, output: Any) -> Sample:
         if output.stop_reason in ("abort", "aborted"):
             raise SamplerError("verl's LLM server aborted the request")
+        if getattr(output, "routed_experts", None) is not None:
+            raise UsageError("harbor_gym's loops hand no routed experts on to verl: turn its routing replay off")
         if output.num_preempted is not None:
             self.preempted = max(self.preempted, 0) + output.num_preempted
         steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]

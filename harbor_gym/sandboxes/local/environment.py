@@ -50,7 +50,8 @@ from harbor_gym.sandboxes.supervisor.program.messages import (
 )
 from harbor_gym.sandboxes.tools import find_program
 
-_DIG_HOLES = ("-name", "pages-*", "-exec", "fallocate", "--dig-holes", "{}", ";")
+_LARGE_BYTES = 1 << 20
+"""A smaller image of pages keeps its zeros: to find them takes a process."""
 _PACK = ("--create", "--format=posix", "--sparse", "--numeric-owner", "--acls", "--xattrs", "--xattrs-include=*",
          "--file=-")  # fmt: skip
 _NO_GROUP = "no control group for memory can be made here: memory_mb bounds each process by itself"
@@ -79,7 +80,9 @@ class SandboxDump:
             SandboxError: It can't be written.
         """
         place = f"/proc/self/fd/{self.memory.memory}"
-        for argv in (("find", f"{place}/images/", *_DIG_HOLES), ("tar", *_PACK, "--directory", place, ".")):
+        images = (path for path in Path(f"{place}/images").iterdir() if path.name.startswith("pages-"))
+        digs = [("fallocate", "--dig-holes", str(path)) for path in images if path.stat().st_size > _LARGE_BYTES]
+        for argv in (*digs, ("tar", *_PACK, "--directory", place, ".")):
             done = subprocess.run(
                 argv,
                 stdin=subprocess.DEVNULL,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.errors import SandboxError, SandboxStartError
 from harbor_gym.types import ForkMode
 from tests.helpers.copies import config_of, copied, typed
-from tests.helpers.tasks import DONE
+from tests.helpers.tasks import BASE, DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
@@ -96,3 +96,19 @@ async def test_a_policy_can_leave_no_room_for_the_mark(task_dir: Path, caplog: p
         async with copied(config, "ln -s /dev/full /run/harbor-gym-copy\n") as (_, copy):
             assert "alive" in await typed(copy, "clear; echo alive\n")
     assert "the copy has no mark in /run/harbor-gym-copy" in caplog.text
+
+
+@pytest.mark.criu
+async def test_it_runs_as_the_policys_user_and_what_it_leaves_is_in_the_way_of_an_exact_copy(tmp_path: Path) -> None:
+    task = write_task(
+        tmp_path / "task", dockerfile=f"FROM {BASE}\nRUN useradd dev\nWORKDIR /srv\n", toml='[agent]\nuser = "dev"\n'
+    )
+    config = config_of(task, copy_command="id -un >/tmp/who; sleep 1000 >/dev/null 2>&1 &")
+    async with copied(config, "true\n") as (_, copy):
+        seen = await typed(copy, "clear; cat /tmp/who; pgrep -cx sleep; echo x >/run/harbor-gym-copy\n")
+        assert "dev\n1\n" in seen
+        assert "Permission denied" in seen
+        with pytest.raises(SandboxError, match=r"process \d+ \(sleep\) is not below the terminal's first one"):
+            await copy.fork(1, mode="exact")
+        end = await copy.finish()
+        assert end.info["metrics"]["stopped_processes"] == 0, "what a policy's turn leaves runs on while it is graded"

@@ -106,3 +106,6 @@ def test_a_packet_filter_that_the_kernel_refuses_is_an_error() -> None:
     code = "from kernel import packet_filter\npacket_filter.close_networks(['10.0.0.0/8'], '10.0.2.3')"
     done = run_in_program(f"import os\nos.unshare(os.CLONE_NEWUSER)\n{code}")  # the machine's network namespace
     assert "no packet filter for the network: Operation not permitted" in done.stderr
+    code = "from kernel import packet_filter\npacket_filter.allow_networks(['203.0.113.0/24'], '10.0.2.3', 1, 2)"
+    done = run_in_program(f"import os\nos.unshare(os.CLONE_NEWUSER)\n{code}")
+    assert "no packet filter for the allowlist (which needs nftables with nat" in done.stderr

@@ -16,6 +16,7 @@ from harbor_gym.sandboxes.local import criu
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor import own_ids
 from tests.helpers.hostile import first_words
+from tests.helpers.hostile.listed import listed
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
@@ -114,6 +115,26 @@ async def test_a_copy_sends_by_a_socket_of_before_used_or_not(tmp_path: Path, is
                 assert await goes_on(one, tmp_path)
                 assert await output(one, "until test -d /srv/answered; do sleep 0.1; done; echo yes") == "yes"
                 assert len(echo.heard) == heard
+
+
+_CALLER = """
+use Socket; if (!fork) {{ select undef, undef, undef, 0.02 until -e "/srv/go";
+  socket my $s, PF_INET, SOCK_STREAM, 0; connect $s, sockaddr_in({port}, inet_aton("{address}")) or die;
+  read $s, my $answer, 5; mkdir "/srv/$answer"; sleep 1 while 1 }}
+"""
+
+
+async def test_a_copy_has_its_parents_allowlist(tmp_path: Path) -> None:
+    address = first_words.own_address()
+    options: dict[str, Any] = {"network_policy": listed(address, "example.com"), "private_network": True}
+    async with first_words.greeting() as port, running(make_sandbox(tmp_path, forkable=True, **options)) as sandbox:
+        await sandbox.clean_up("baseline", {}, timeout_sec=PATIENCE_SEC)
+        root = await start(sandbox, _CALLER.format(port=port, address=address))
+        async with copied(sandbox, root, tmp_path, **options) as copy:
+            for one in (copy, sandbox):
+                assert await goes_on(one, tmp_path)
+                assert await output(one, "until test -d /srv/hello; do sleep 0.1; done; echo yes") == "yes"
+                assert (await output(one, "getent hosts example.com")).startswith(("198.18.", "198.19."))
 
 
 async def test_nothing_of_the_sandbox_is_loaded_into_criu(sandbox: LocalEnvironment, tmp_path: Path) -> None:

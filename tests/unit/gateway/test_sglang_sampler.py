@@ -1,10 +1,12 @@
 """The sampler over SGLang's ``/generate``, against a double that speaks as SGLang documents it."""
 
+import base64
 from typing import Any
 
+import numpy as np
 import pytest
 
-from harbor_gym.errors import SamplerError, UsageError
+from harbor_gym.errors import HarborGymError, SamplerError, UsageError
 from harbor_gym.samplers import EngineSettingsError, SGLangSampler
 from tests.helpers.chats.character_codec import END
 from tests.helpers.engine_double import EngineDouble
@@ -30,6 +32,35 @@ async def test_token_ids_in_and_out(engine: EngineDouble) -> None:
         "skip_special_tokens": False,
         "no_stop_trim": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("layers", "packed", "problem"),
+    [
+        (2, True, None),
+        (4, True, "are those of tokens 0 to 3, and 7 tokens have them up to 6"),
+        (5, True, "not of 5 layers with 2 experts"),
+        (2, "?", "not of 2 layers with 2 experts"),
+        (2, None, "--enable-return-routed-experts"),
+    ],
+)
+async def test_routed_experts_come_with_the_sample(
+    engine: EngineDouble, layers: int, packed: object, problem: str | None
+) -> None:
+    routes = np.arange(6 * 2 * 2, dtype="<i4")
+    engine.changes = {"routed_experts": base64.b64encode(routes.tobytes()).decode() if packed is True else packed}
+    async with SGLangSampler(engine.url, max_tokens=9, stop_token_ids=[END], routed_experts=(layers, 2)) as sample:
+        if problem is not None:
+            with pytest.raises(HarborGymError, match=problem):
+                await sample((5, 6, 7))
+            return
+        sampled = await sample((5, 6, 7))
+    assert engine.requests[0]["return_routed_experts"] is True
+    assert sampled.routed_experts is not None
+    assert (sampled.routed_experts.start, sampled.routed_experts.experts.tolist()) == (
+        0,
+        routes.reshape(6, 2, 2).tolist(),
+    )
 
 
 async def test_a_message_that_was_cut(engine: EngineDouble) -> None:

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harbor_gym import EndReason, Rollout, Sample, TokenTransition, UsageError, flatten, merge
 from harbor_gym.sequences import split, staleness
-from harbor_gym.types import TokenRole
+from harbor_gym.types import RoutedExperts, TokenRole, TokenSequence
 
 ids = st.lists(st.integers(0, 5), max_size=6)
 
@@ -135,3 +136,43 @@ def test_each_merged_message_names_its_call() -> None:
 def test_a_message_without_tokens_is_split_off_from_none() -> None:
     (sequence,) = merge([([1], Sample([2])), ([1, 2, 3], Sample([])), ([1, 2, 3, 4], Sample([5, 6]))])
     assert [(item.prompt, item.completion) for item in split(sequence)] == [([1], [2]), ([1, 2, 3, 4], [5, 6])]
+
+
+def routed(prompt: list[int], sampled: list[int], call: int, *, start: int = 0) -> tuple[list[int], Sample]:
+    """Return a call whose routes are the token's place and the call's number."""
+    places = range(start, len(prompt) + len(sampled) - 1)
+    experts = np.array([[[place, call]] for place in places]).reshape(-1, 1, 2)
+    return prompt, Sample(sampled, routed_experts=RoutedExperts(start, experts))
+
+
+def routes(sequence: TokenSequence) -> list[list[int]] | None:
+    return None if sequence.routed_experts is None else sequence.routed_experts.experts[:, 0].tolist()
+
+
+def test_a_sequence_keeps_the_routes_of_each_message() -> None:
+    first, second = routed([1, 2], [3, 4], 1), routed([1, 2, 3, 4, 5], [6, 7], 2, start=1)
+    (sequence,) = merge([first, second])
+    assert routes(sequence) == [[0, 1], [1, 1], [2, 1], [3, 2], [4, 2], [5, 2]]
+    assert [routes(part) for part in split(sequence)] == [
+        [[0, 1], [1, 1], [2, 1]],
+        [[0, 1], [1, 1], [2, 1], [3, 2], [4, 2], [5, 2]],
+    ]
+    assert routes(sequence.masked()) == routes(sequence)
+
+
+def test_a_message_after_an_edited_history_has_routes_of_its_own() -> None:
+    whole, edited = merge([routed([1, 2], [3], 1), routed([1, 9], [4], 2)])
+    assert (routes(whole), routes(edited)) == ([[0, 1], [1, 1]], [[0, 2], [1, 2]])
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_one_message_without_routes_leaves_the_sequence_without(missing: int) -> None:
+    calls = [routed([1], [2], 1), routed([1, 2, 3], [4], 2)]
+    calls[missing] = (calls[missing][0], Sample(calls[missing][1].tokens))
+    (sequence,) = merge(calls)
+    assert sequence.routed_experts is None
+
+
+def test_routes_with_a_gap_are_refused() -> None:
+    with pytest.raises(UsageError, match="begin at token 3, and those up to 1 are known"):
+        merge([routed([1], [2], 1), routed([1, 2, 3, 4], [5], 2, start=3)])

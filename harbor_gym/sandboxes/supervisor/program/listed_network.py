@@ -101,6 +101,10 @@ class ListedNetwork:
             spec, connections, queries, log = handles
             for target in (1, 2):
                 os.dup2(log, target)
+            for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # no pathlib here
+                if int(name) > 2 and int(name) not in (spec, connections, queries):
+                    with contextlib.suppress(OSError):  # the directory's own
+                        os.close(int(name))
             proxy.run(spec, connections, queries, os.getppid())
         except BaseException as exc:  # a forked child must never return into its parent's code
             os.write(2, str(exc).encode("utf-8", "replace"))
