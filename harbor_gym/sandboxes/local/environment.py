@@ -26,7 +26,7 @@ from harbor_gym._runtime.errors import MissingDependencyError, UsageError
 from harbor_gym._runtime.harbor_versions import check_options, declares_options
 from harbor_gym.sandboxes.declared import require_room
 from harbor_gym.sandboxes.entrypoint import await_services
-from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError
+from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError, TaskError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image, hold_known
 from harbor_gym.sandboxes.local import criu
 from harbor_gym.sandboxes.local.compose.member import Member, is_idle, require_options
@@ -481,9 +481,16 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
             await self._others.end(service)
 
     async def start_command(self) -> PipedCommand:
-        """Start the command of its service, with the image's ENTRYPOINT before it."""
+        """Start the command of its service, with the image's ENTRYPOINT before it.
+
+        Raises:
+            TaskError: There is none.
+            SandboxLostError: The sandbox is not running.
+        """
         image = self._started_image()
         argv = (*image.entrypoint, *image.command)
+        if not argv:
+            raise TaskError("neither the service nor its image names a command")
         env = default_env(image)
         command = CommandSpec(shlex.join(argv), image.user, image.workdir, env, argv, joins_outputs=True)
         return await self._running().open(self._restricted(command))

@@ -311,7 +311,7 @@ FAILURES = {
     "does not complete": Failure(
         "bad: {image: IMAGE, command: 'sh -c \"exit 4\"'}\n"
         "  next: {image: IMAGE, command: sleep 1000, depends_on: {bad: {condition: service_completed_successfully}}}",
-        "'bad' did not come up.*status 4",
+        "'bad' did not (come up|complete).*status 4",
     ),
     "has no check": Failure(
         "bad: {image: IMAGE, command: sleep 1000}\n"
@@ -319,6 +319,9 @@ FAILURES = {
         "'next' waits until 'bad' is healthy.*no healthcheck",
     ),
     "has no such program": Failure("bad: {image: IMAGE, command: [no-such-program]}", "'bad'.*no-such-program"),
+    "has no command": Failure(
+        "bad: {build: {dockerfile_inline: 'FROM IMAGE'}, entrypoint: [], command: []}", "'bad'.*names a command"
+    ),
     "has no such user": Failure("bad: {image: IMAGE, command: sleep 1000, user: nobody-here}", "'bad'.*nobody-here"),
     "has no such image": Failure("bad: {image: 'localhost:1/no-such-image'}", "no-such-image"),
     "is no project": Failure("bad: {image: IMAGE, no_such_key: 1}", "no_such_key"),

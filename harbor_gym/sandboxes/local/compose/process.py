@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from harbor_gym._runtime.errors import HarborGymError
 from harbor_gym._runtime.shielded import cancel_and_wait
-from harbor_gym.sandboxes.errors import SandboxError, SandboxLostError
+from harbor_gym.sandboxes.errors import SandboxError
 from harbor_gym.sandboxes.local.compose.model import Restart
 from harbor_gym.sandboxes.piped import PipedCommand
 
@@ -110,8 +111,8 @@ class ServiceProcess:
                 pause_sec = _FIRST_PAUSE_SEC if loop.time() - begun > _LASTING_SEC else pause_sec
                 await asyncio.sleep(pause_sec)
                 pause_sec = min(2 * pause_sec, _LAST_PAUSE_SEC)
-        except SandboxLostError:  # it was stopped
-            pass
+        except HarborGymError as exc:  # it can't be started, or its sandbox was stopped
+            self.problem = str(exc)
         finally:
             self.begun.set()
             if not self.ended.done():

@@ -305,7 +305,9 @@ class RunningServices:
         process = self._processes[name]
         if not process.ended.done():
             return "it has not been started"
-        said = process.problem or process.last_output or "it printed nothing"
+        if process.problem:
+            return f"its command can't run: {process.problem}"
+        said = process.last_output or "it printed nothing"
         return f"its command ended with status {process.ended.result()}: {said}"
 
 
