@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, override
 
-from harbor.environments.base import ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.environments.definition import COMPOSE_FILE_NAME, should_use_prebuilt_docker_image
 from harbor.models.task.config import NetworkMode, NetworkPolicy
@@ -30,6 +29,7 @@ from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError, TaskErr
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image, hold_known
 from harbor_gym.sandboxes.local import criu
 from harbor_gym.sandboxes.local.compose.member import Member, is_idle, require_options
+from harbor_gym.sandboxes.local.compose.operations import ServiceOperations
 from harbor_gym.sandboxes.local.compose.reader import read_project
 from harbor_gym.sandboxes.local.compose.running import RunningServices
 from harbor_gym.sandboxes.local.options import LocalOptions
@@ -104,7 +104,7 @@ _STORED = TypeAdapter(SandboxDump)
 
 
 @declares_options
-class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
+class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
     """Run a task in namespaces of this machine: without a daemon, isolated from the host, without leftovers.
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
@@ -164,7 +164,7 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         self._copied: SandboxDump | None = None
         self._built: Image | None = None
         self._member: Member | None = None
-        self._others: RunningServices | None = None
+        self._others = None
         super().__init__(options, *args, **kwargs)
 
     @staticmethod
@@ -419,67 +419,6 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         finally:
             await super()._end(sandbox, hold)
 
-    @override
-    async def service_exec(
-        self,
-        command: str,
-        *,
-        service: str | None = None,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        timeout_sec: int | None = None,
-        user: str | int | None = None,
-    ) -> ExecResult:
-        """Run ``command`` in a service: in another than ``main`` by its ``sh``, with its own user and environment.
-
-        Raises:
-            SandboxError: As :meth:`exec`, or there is no such service, or its command has ended.
-            RuntimeError: The task has no Compose file; Harbor's own error.
-        """
-        given: dict[str, Any] = {"cwd": cwd, "env": env, "timeout_sec": timeout_sec, "user": user}
-        if service is None or self.is_main_service(service) or self._others is None:
-            return await super().service_exec(command, service=service, **given)
-        sandbox = self._others.running(service)
-        if (emit := self._output_callback()) is None:
-            return await sandbox.exec(command, **given)
-        with sandbox.scoped_output_callback(emit):
-            return await sandbox.exec(command, **given)
-
-    @override
-    async def service_download_file(
-        self, source_path: str, target_path: Path | str, *, service: str | None = None
-    ) -> None:
-        """Copy a file out of a service, also after its command's end; as :meth:`service_exec`."""
-        if service is None or self.is_main_service(service) or self._others is None:
-            await super().service_download_file(source_path, target_path, service=service)
-        else:
-            await self._others.sandbox(service).download_file(source_path, target_path)
-
-    @override
-    async def service_download_dir(
-        self, source_dir: str, target_dir: Path | str, *, service: str | None = None
-    ) -> None:
-        """Copy a directory out of a service; as :meth:`service_download_file`."""
-        if service is None or self.is_main_service(service) or self._others is None:
-            await super().service_download_dir(source_dir, target_dir, service=service)
-        else:
-            await self._others.sandbox(service).download_dir(source_dir, target_dir)
-
-    @override
-    async def stop_service(self, service: str) -> None:
-        """End the processes of a service, by SIGTERM first; its files stay, and the other services run on.
-
-        Raises:
-            SandboxError: There is no such service.
-            RuntimeError: The task has no Compose file; Harbor's own error.
-        """
-        if self._others is None:
-            await super().stop_service(service)
-        elif self.is_main_service(service):
-            await self.end_processes(grace_sec=self._others.project.main.stop_grace_sec)
-        else:
-            await self._others.end(service)
-
     async def start_command(self) -> PipedCommand:
         """Start the command of its service, with the image's ENTRYPOINT before it.
 
@@ -512,18 +451,6 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
         user: str | int | None = None,
     ) -> CommandSpec:
         return self._restricted(super()._request(command, cwd=cwd, env=env, user=user))
-
-    async def end_processes(self, *, grace_sec: float) -> None:
-        """End all processes in the sandbox, which stays.
-
-        Args:
-            grace_sec: Seconds from SIGTERM to SIGKILL.
-        """
-        arguments = {
-            "own": [], "ipc_objects": [], "terminal": [], "leftovers": "", "grace_sec": grace_sec,
-            "deadline_sec": grace_sec + _END_SEC / 2, "keeps": False,
-        }  # fmt: skip
-        await self._running().clean_up("stop", arguments, timeout_sec=grace_sec + _END_SEC)
 
     # --- copies --------------------------------------------------------------------------------------------------
 
@@ -586,7 +513,6 @@ class LocalEnvironment(NamespacedEnvironment[LocalOptions]):
 _known_high_ids: dict[tuple[tuple[str, ...], str, tuple[int, ...]], tuple[int, ...]] = {}
 """Layers, USER and ids of an image's files → result of :func:`_high_ids`, of the last :data:`_KEPT_IMAGES`."""
 _KEPT_IMAGES = 256
-_END_SEC = 30.0
 
 
 def _high_ids(image: Image) -> tuple[int, ...]:

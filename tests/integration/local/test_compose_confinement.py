@@ -47,6 +47,7 @@ def write(directory: Path, compose: str = COMPOSE, **options: object) -> LocalEn
     return make(LocalEnvironment, directory, None, **options)
 
 
+@pytest.mark.slow
 async def test_two_episodes_and_the_machine_are_apart(tmp_path: Path) -> None:
     first, second = (write(tmp_path / name, network_policy=PUBLIC) for name in ("first", "second"))
     async with running(first), running(second):
@@ -190,6 +191,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
