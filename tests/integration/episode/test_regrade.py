@@ -50,7 +50,7 @@ async def test_an_episode_gets_the_reward_of_the_verifier_of_today(tmp_path: Pat
 @local
 async def test_an_episode_that_a_limit_ended_ends_there_again(tmp_path: Path) -> None:
     task, run = task_of(tmp_path, "old"), tmp_path / "run"
-    await play(task, run, message("echo new > answer\n"), message("true\n"), max_turns=2)
+    await play(task, run, message("echo new > answer\n"), message("true\n"), max_turns=2, copy_command="exit 3")
     task_of(tmp_path, "new")
     (result,) = await regrade([run])
     assert (result.old, result.new, result.error) == (0.0, 1.0, None)

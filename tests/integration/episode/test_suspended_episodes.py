@@ -106,6 +106,7 @@ async def evaluation(folder: Path, *answers: str, forkable: bool = True) -> Asyn
     words = [str(write_task(folder / "task")), "--env", "local", "--episodes", "1", "--attempts", "1", "--model", "m"]
     words += [
         "--no-confirm-task-complete",
+        "--copy-command=exit 3",  # an episode that goes on is no copy of another one
         "--output",
         str(output),
         *(["--sandbox-option", "forkable=true"] * forkable),
