@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -82,6 +83,7 @@ async def grade_sample(
     seed: int,
     jobs: int,
     timeout_sec: float | None,
+    on_graded: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, list[Graded]]:
     """Draw stored episodes with a verdict, replay each in fresh sandboxes of its own kind, and grade it twice.
 
@@ -93,6 +95,7 @@ async def grade_sample(
         seed: Draws them.
         jobs: Episodes graded at the same time.
         timeout_sec: Seconds for both gradings of an episode, after which it counts as one that can't be replayed.
+        on_graded: Called after each episode with the number of those that are done, and of all.
 
     Returns:
         The drawn episodes by the name of their task.
@@ -104,13 +107,17 @@ async def grade_sample(
     drawn = random.Random(seed).sample(stored, min(sample, len(stored)))
     slots = asyncio.Semaphore(jobs)
 
+    done = itertools.count(1)
+
     async def one(episode: _Stored) -> Graded:
         async with slots:
             try:
                 async with asyncio.timeout(timeout_sec):
-                    return await _grade(episode, proposed.get(episode.task.name, ()))
+                    graded = await _grade(episode, proposed.get(episode.task.name, ()))
             except (TimeoutError, HarborGymError):
-                return Graded(str(episode.path), episode.reward, None)
+                graded = Graded(str(episode.path), episode.reward, None)
+        on_graded(next(done), len(drawn))
+        return graded
 
     async with task_group() as group:
         grading = [(episode.task.name, group.create_task(one(episode))) for episode in drawn]

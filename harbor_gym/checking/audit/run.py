@@ -99,6 +99,7 @@ async def audit_tasks(
     *,
     on_kept: Callable[[int], None] = lambda _: None,
     on_judged: Callable[[Receipt], None] = lambda _: None,
+    on_graded: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:
     """Audit tasks and write their receipts. An interrupted audit goes on where it was.
 
@@ -107,6 +108,7 @@ async def audit_tasks(
         plan: What to do with each, and where to keep the receipts.
         on_kept: Called once with the number of tasks that have a receipt already.
         on_judged: Called with each new receipt as soon as its task is judged.
+        on_graded: Called with the number of episodes that were graded anew, and of those that are to be.
 
     Raises:
         UsageError: A receipt of the folder can't be read, or a run has no transcript.
@@ -139,7 +141,7 @@ async def audit_tasks(
             group.create_task(judge(task), name="harbor-gym-audit")
     among = await asyncio.to_thread(compare, {task.name: likenesses[task.name] for task in tasks})
     played = await asyncio.to_thread(find_in_runs, plan.runs, tasks)
-    graded = await _grade(plan, tasks, results)
+    graded = await _grade(plan, tasks, results, on_graded)
     for task in tasks:
         receipt, grades = results[task.name], graded.get(task.name, ())
         own = (one for one in receipt.findings if not one.is_of_the_set)
@@ -153,7 +155,10 @@ async def audit_tasks(
 
 
 async def _grade(
-    plan: AuditPlan, tasks: Sequence[SourcedTask], receipts: Mapping[str, Receipt]
+    plan: AuditPlan,
+    tasks: Sequence[SourcedTask],
+    receipts: Mapping[str, Receipt],
+    on_graded: Callable[[int, int], None],
 ) -> Mapping[str, Sequence[Graded]]:
     if not plan.runs or not plan.sample:
         return {}
@@ -165,6 +170,7 @@ async def _grade(
         seed=plan.seed,
         jobs=plan.jobs,
         timeout_sec=plan.task_timeout_sec,
+        on_graded=on_graded,
     )
 
 

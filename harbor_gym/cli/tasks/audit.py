@@ -156,7 +156,11 @@ async def _audit(tasks: Sequence[SourcedTask], plan: AuditPlan, *, shows: bool) 
         return (await audit_tasks(tasks, plan)).receipts
     with progress() as shown:
         count = _Count(len(tasks), shown)
-        audit = await audit_tasks(tasks, plan, on_kept=count.keep, on_judged=count.add)
+
+        def graded(done: int, total: int) -> None:
+            shown.bar("episodes", done, total)
+
+        audit = await audit_tasks(tasks, plan, on_kept=count.keep, on_judged=count.add, on_graded=graded)
     if audit.kept:
         echo(f"{audit.kept} of {len(tasks)} tasks have not changed since their receipts were written")
     return audit.receipts

@@ -55,7 +55,9 @@ async def test_what_is_forged_and_what_is_flaky_is_counted(tmp_path: Path) -> No
     plan = AuditPlan(
         tmp_path / "audit", check, sandbox="local", vary=False, runs=[run], sample=9, seed=3, task_timeout_sec=120
     )
-    (receipt,) = (await audit_tasks(tasks, plan)).receipts
+    seen: list[tuple[int, int]] = []
+    (receipt,) = (await audit_tasks(tasks, plan, on_graded=lambda done, total: seen.append((done, total)))).receipts
+    assert seen == [(number, 5) for number in range(1, 6)]
     assert receipt.view == ("/srv",)
     assert receipt.episodes is not None
     assert receipt.episodes == EpisodeGrades.of(sampled=5, unreplayed=1, flaky=1, paid=2, forged=1)
