@@ -175,6 +175,12 @@ def test_a_service_has_what_its_document_says(tmp_path: Path) -> None:
     )
 
 
+def test_a_quota_is_a_number_of_processors(tmp_path: Path) -> None:
+    for given, cpus in (({"cpu_quota": 50000}, 0.5), ({"cpu_quota": 50000, "cpu_period": 25000}, 2.0), ({}, None)):
+        assert read(tmp_path, {"image": "i", **given}).services["db"].cpus == cpus
+    assert read(tmp_path, {"image": "i", "cpu_quota": -1}).services["db"].cpus is None
+
+
 def test_names_and_addresses_of_services_in_shared_networks() -> None:
     services = {
         "main": Service(name="main", networks={"back": (), "front": ("agent",)}),

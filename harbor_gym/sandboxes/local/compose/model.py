@@ -23,18 +23,19 @@ MAIN = "main"
 Condition = Literal["service_started", "service_healthy", "service_completed_successfully"]
 
 _WITHOUT_EFFECT = frozenset((
-    "annotations", "attach", "blkio_config", "cpu_count", "cpu_percent", "cpu_period", "cpu_quota", "cpu_rt_period",
-    "cpu_rt_runtime", "cpu_shares", "cpuset", "develop", "expose", "init", "labels", "logging", "mem_reservation",
-    "mem_swappiness", "memswap_limit", "oom_kill_disable", "oom_score_adj", "ports", "profiles", "pull_policy",
-    "stop_signal", "storage_opt",
+    "annotations", "attach", "blkio_config", "cpu_count", "cpu_percent", "cpu_rt_period", "cpu_rt_runtime",
+    "cpu_shares", "cpuset", "develop", "expose", "init", "labels", "logging", "mem_reservation", "mem_swappiness",
+    "memswap_limit", "oom_kill_disable", "oom_score_adj", "ports", "profiles", "pull_policy", "stop_signal",
+    "storage_opt",
 ))  # fmt: skip
 """Keys that change nothing here: docs/guide/sandboxes.md says why of each."""
 
 _READ = frozenset((
-    "build", "cap_add", "cap_drop", "command", "configs", "container_name", "cpus", "depends_on", "deploy",
-    "entrypoint", "env_file", "environment", "extra_hosts", "healthcheck", "hostname", "image", "mem_limit",
-    "network_mode", "networks", "pids_limit", "platform", "privileged", "read_only", "restart", "scale", "secrets",
-    "security_opt", "shm_size", "stdin_open", "stop_grace_period", "tmpfs", "tty", "user", "volumes", "working_dir",
+    "build", "cap_add", "cap_drop", "command", "configs", "container_name", "cpu_period", "cpu_quota", "cpus",
+    "depends_on", "deploy", "entrypoint", "env_file", "environment", "extra_hosts", "healthcheck", "hostname", "image",
+    "mem_limit", "network_mode", "networks", "pids_limit", "platform", "privileged", "read_only", "restart", "scale",
+    "secrets", "security_opt", "shm_size", "stdin_open", "stop_grace_period", "tmpfs", "tty", "user", "volumes",
+    "working_dir",
 ))  # fmt: skip
 _READ_BUILD = frozenset((
     "args", "context", "dockerfile", "dockerfile_inline", "labels", "no_cache", "pull", "tags", "target",
@@ -46,6 +47,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+)([kmgt]?)b?", re.IGNORECASE)
 _DEFAULT_MODE = 0o1777
+_PERIOD_US = 100_000
+"""The kernel's own period of a quota of processor time."""
 _DEFAULT = "default"
 """The network of the services that declare none."""
 
@@ -318,7 +321,7 @@ class _Reader:
             extra_hosts=self._extra_hosts(),
             mounts=tuple(self._mounts()),
             memory_bytes=_size(found.get("mem_limit") or limits.get("memory")) or None,
-            cpus=float(found.get("cpus") or limits.get("cpus") or 0) or None,
+            cpus=float(found.get("cpus") or limits.get("cpus") or self._quota()) or None,
             max_processes=self._max_processes(limits),
             dropped=self._dropped(),
             no_new_privileges=any(map(_forbids_privileges, found.get("security_opt") or ())),
@@ -426,6 +429,9 @@ class _Reader:
         if (resources.get("reservations") or {}).get("devices"):
             raise self.refused("deploy.resources.reservations.devices")
         return resources.get("limits") or {}
+
+    def _quota(self) -> float:
+        return max(0, int(self._found.get("cpu_quota") or 0)) / int(self._found.get("cpu_period") or _PERIOD_US)
 
     def _max_processes(self, limits: Mapping[str, Any]) -> int | None:
         given = self._found.get("pids_limit") or limits.get("pids") or 0
