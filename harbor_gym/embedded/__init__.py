@@ -33,7 +33,7 @@ DEMONSTRATIONS = 200
 STEPS = 200
 """Optimizer steps of the warm start."""
 
-PRETRAINED_DEMONSTRATIONS = 128
+PRETRAINED_DEMONSTRATIONS = 64
 """The same for a pretrained model, which needs fewer and learns each more slowly."""
 
 PRETRAINED_EPOCHS = 1

@@ -221,7 +221,7 @@ def _shown_defaults() -> dict[str, str]:
         **shown,
         "env.max_turns": shown.pop("max_turns"),
         "model_name": f"{tinker['model_name']}; local: a small one, made here",
-        "demonstrations": "128 for smollm2-135m, else 0",
+        "demonstrations": "64 for smollm2-135m, else 0",
         "env.action_format": f"{shown.pop('action_format')}; local with a named model: keystrokes",
         "log_path": "runs/TASK-TIME",
         "test_episodes": "a group of one task, 1 of several",

@@ -66,7 +66,7 @@ GIVEN = {
 }
 """Flag of an episode's settings → the typed value, and the configuration's value then."""
 
-OF_COMPACTION = ("compact-at", "max-compactions")
+OF_COMPACTION = ("compact-at", "max-compactions", "train-summaries")
 """Flags that ask for another one."""
 
 STARTS = ("start-from", "start-turn", "start-where")
