@@ -26,6 +26,7 @@ from tests.benchmarks import (
     memory,
     network,
     reset,
+    services,
     singularity,
     size,
     tokens,
@@ -156,6 +157,18 @@ def run_memory(
         config = TerminalEnvConfig(task_dir=ROOT / "tasks/devops_task", sandbox=env)
         idle = asyncio.run(memory.measure_idle_memory(config, count=count))
     print_report(idle, memory.format_idle, as_json)
+
+
+@benchmarks.command("services")
+def run_services(
+    repeat: Annotated[int, typer.Option(min=1, help="Episodes of each way.")] = 10,
+    with_docker: Annotated[bool, typer.Option("--docker/--no-docker", help="Measure Docker Compose as well.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Time the start of an episode with three services, beside one container and Docker Compose. As root."""
+    with measuring("local", *(["docker"] if with_docker else [])):
+        report = asyncio.run(services.measure_services(repeat, with_docker=with_docker))
+    print_report(report, services.format_services, as_json)
 
 
 @benchmarks.command("network")

@@ -219,6 +219,18 @@ def test_a_listed_host_is_timed_beside_a_public_network(nothing_left: None) -> N
 
 
 @pytest.mark.local
+@pytest.mark.compose
+@pytest.mark.slow
+def test_services_are_timed_beside_one_container(nothing_left: None) -> None:
+    require_engine("compose")
+    done = run_benchmark("services", "--repeat", "1", "--no-docker", "--json")
+    assert done.returncode == 0, done
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["way"] for row in rows] == ["local, one container", "local, three services"]
+    assert all(row["ready_ms"] > 0 and row["close_ms"] > 0 for row in rows)
+
+
+@pytest.mark.local
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_no_step_is_lost_among_many_terminals(transport: str, nothing_left: None) -> None:
     require_engine("local")
