@@ -96,14 +96,15 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
         self._empty: set[str] = set()
         self._processors: tuple[int, ...] = ()
         self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
+        policies = (kwargs.get("network_policy") or NetworkPolicy(), *self._phase_policies)
+        self._modes = {policy.network_mode for policy in policies}
         super().__init__(*args, **kwargs)
 
     @property
     @override
     def capabilities(self) -> EnvironmentCapabilities:
         # A sandbox has the machine's network from its start to its end, or never.
-        modes = {policy.network_mode for policy in (self._network_policy, *self._phase_policies)}
-        is_own = self._options.network != "machine" or NetworkMode.PUBLIC not in modes
+        is_own = self._options.network != "machine" or NetworkMode.PUBLIC not in self._modes
         return EnvironmentCapabilities(
             mounted=False,
             disable_internet=True,

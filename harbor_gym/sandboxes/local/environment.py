@@ -194,8 +194,8 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
             require_options(self._options)
 
     @property
-    def options(self) -> LocalOptions:
-        """The options with which it was made."""
+    def given_options(self) -> LocalOptions:
+        """The options with which it was made; ``options`` are Harbor's own since 0.26."""
         return self._options
 
     @property

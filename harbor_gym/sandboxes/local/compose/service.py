@@ -23,7 +23,7 @@ class ServiceSandbox(LocalEnvironment):
     """
 
     def __init__(self, member: Member, main: LocalEnvironment) -> None:
-        options = main.options
+        options = main.given_options
         super().__init__(
             environment_dir=main.environment_dir,
             environment_name=f"{main.environment_name}/{member.service.name}",
