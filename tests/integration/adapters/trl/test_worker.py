@@ -183,19 +183,19 @@ def test_each_task_has_its_warm_pool(tmp_path: Path) -> None:
 
 
 def test_advantages_are_trls(spec: HarborSpec) -> None:
-    class Halves(typists.Typist):
+    class First(typists.Typist):
         asked = 0
 
         async def __call__(self, prompt: Sequence[int]) -> Sample:
-            Halves.asked += 1
-            return await Typist(solves=Halves.asked % 4 == 1).__call__(prompt)
+            First.asked += 1
+            return await Typist(solves=First.asked == 1).__call__(prompt)
 
     worker = make_worker(spec)
-    halves = Halves(tokenizer=CodePoints)
+    first = First(tokenizer=CodePoints)
     plan = worker.plan
 
     async def run() -> list[Any]:
-        return await GroupPlayer(plan, emit=ignore, report=[].append, version=lambda: 1).play(0, halves)
+        return await GroupPlayer(plan, emit=ignore, report=[].append, version=lambda: 1).play(0, first)
 
     rewards = {sample.metrics["reward"]: sample for sample in get_portal().call(run)}
     assert set(rewards) == {0.0, 1.0}
