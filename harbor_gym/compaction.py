@@ -116,6 +116,9 @@ class Limits:
     by_summary: bool = False
     """Whether the policy is asked for a summary."""
 
+    summary_at: int | None = None
+    """The longest prompt that leaves room for an answer, then the request and a summary; None is no limit."""
+
     @classmethod
     def of(cls, config: object, *, max_tokens: int, max_context_tokens: int | None, request_tokens: int = 0) -> Self:
         """Return the limits of an episode.
@@ -141,7 +144,7 @@ class Limits:
                 f"and a summary of {max_tokens} tokens each; make max_tokens smaller"
             )
         if at is None:
-            return cls(longest, most, config.max_compactions, by_summary)
+            return cls(longest, most, config.max_compactions, by_summary, most if by_summary else None)
         if at <= 1:
             if max_context_tokens is None:
                 raise UsageError(f"compact_at={at:g} is a share of an unknown context: give max_context_tokens")
@@ -151,7 +154,8 @@ class Limits:
                 f"compact_at={at:g} is more than the context of {max_context_tokens} tokens: give a smaller number, or "
                 "a share of at most 1"
             )
-        return cls(longest, int(at) if most is None else min(int(at), most), config.max_compactions, by_summary)
+        at = int(at) if most is None else min(int(at), most)
+        return cls(longest, at, config.max_compactions, by_summary, most if by_summary else None)
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt leaves room for a full answer."""

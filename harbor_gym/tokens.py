@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ _OF_TOKENS = (
 
 _LEAST_SHOWN_BYTES = 200
 """An observation that can't fit is cut, but not to less than this; the least of ``max_observation_bytes``."""
+
+_logger = logging.getLogger(__name__)
 
 _SUMMARY_TRIES = 2
 
@@ -123,6 +126,14 @@ class TokenTerminalEnv:
         messages = cast("list[ChatMessage]", opening.messages)
         self._prompt = Prompt(await asyncio.to_thread(self._codec.prompt, messages))
         self.transcript.tokens = self._prompt.tokens
+        size, room = len(self._prompt.tokens), self._limits.summary_at
+        if room is not None and size > room:
+            _logger.warning(
+                "compaction=summary: the first prompt has %d tokens, and beside more than %d no summary fits: older "
+                "turns are left out instead; make the context larger, or max_tokens smaller",
+                size,
+                room,
+            )
         return await self._first_step(info)
 
     async def snapshot(self, *, mode: ForkMode = "replay") -> Snapshot:

@@ -522,6 +522,24 @@ async def test_a_context_without_room_for_a_summary_is_refused_before_a_sandbox_
     await env.close()
 
 
+async def test_a_first_prompt_beside_which_no_summary_fits_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with token_env(tmp_path / "measured") as env:
+        first = len((await env.reset()).observation)
+    request = len(CharacterCodec().next_turn([], prompts.SUMMARY_REQUEST))
+    room = first + request + 2 * MAX_TOKENS
+    for name, context in (("fits", room), ("small", room - 1)):
+        caplog.clear()
+        rollout = await run_episode(token_env(tmp_path / name, compaction="summary", context=context), Summarist(8))
+        told = [text for text in caplog.messages if "no summary fits" in text]
+        assert bool(told) == (name == "small"), rollout
+    assert told == [
+        f"compaction=summary: the first prompt has {first} tokens, and beside more than {first - 1} no summary fits: "
+        "older turns are left out instead; make the context larger, or max_tokens smaller"
+    ]
+
+
 async def test_a_summary_of_a_step_has_its_instruction(tmp_path: Path) -> None:
     class OfSteps(Summarist):
         def answer(self, number: int) -> list[int]:
