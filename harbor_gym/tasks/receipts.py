@@ -243,8 +243,6 @@ def playable_tasks(tasks: Sequence[SourcedTask], episode: EpisodeConfig) -> list
     Raises:
         UsageError: As :func:`audited_tasks`.
     """
-    if episode.require_audit is None:
-        return list(tasks)
     return audited_tasks(tasks, episode.require_audit, refused=episode.refused_findings)
 
 
@@ -261,32 +259,34 @@ def require_audited(task_dir: Path, episode: EpisodeConfig) -> None:
     found = read_receipts(folder, digest).get(digest)
     if found is None:
         raise TaskError(f"{task_dir} has no receipt of its present files in {folder}: audit it (harbor-gym audit)")
-    worst = [one for receipt in found for one in receipt.findings if one.severity.rank <= episode.refused_findings.rank]
-    if worst:
+    if worst := _findings(found, episode.refused_findings):
         kinds = ", ".join(sorted({one.kind for one in worst}))
         raise TaskError(f"{task_dir} has findings in {folder} ({kinds}): repair it, and audit it again")
 
 
+def _findings(receipts: Iterable[Receipt], refused: Severity) -> list[Finding]:
+    """Return the findings of a task's receipts that are as bad as ``refused``."""
+    return [one for receipt in receipts for one in receipt.findings if one.severity.rank <= refused.rank]
+
+
 def audited_tasks(
-    tasks: Sequence[SourcedTask], folder: StrPath, *, refused: Severity = Severity.ERROR
+    tasks: Sequence[SourcedTask], folder: StrPath | None, *, refused: Severity = Severity.ERROR
 ) -> list[SourcedTask]:
     """Return the tasks with a receipt of their present files and no finding that is refused; log how many are left out.
 
     Args:
         tasks: Tasks as :func:`harbor_gym.tasks.resolve_tasks` returns them.
-        folder: The folder of an audit.
+        folder: The folder of an audit; None leaves no task out.
         refused: The least severity of a finding that keeps a task out.
 
     Raises:
         UsageError: The folder holds no receipts, one of them can't be read, or no task is left.
     """
+    if folder is None:
+        return list(tasks)
     receipts = read_receipts(folder)
     unknown = [task for task in tasks if task.digest not in receipts]
-    bad = {
-        digest
-        for digest, found in receipts.items()
-        if any(one.severity is not None and one.severity.rank <= refused.rank for one in found)
-    }
+    bad = {digest for digest, found in receipts.items() if _findings(found, refused)}
     kept = [task for task in tasks if task.digest in receipts and task.digest not in bad]
     if len(kept) == len(tasks):
         return kept

@@ -52,8 +52,7 @@ def write_dataset(
     if min_rows < 1:
         raise UsageError(f"min_rows must be at least 1, got {min_rows}")
     found = get_portal().call(resolve_tasks, tasks)
-    if require_audit is not None:
-        found = audited_tasks(found, require_audit, refused=refused_findings)
+    found = audited_tasks(found, require_audit, refused=refused_findings)
     rows = [_row(task, data_source) for task in found]
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(

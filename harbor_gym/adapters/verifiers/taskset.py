@@ -99,8 +99,7 @@ class HarborTerminalTaskset(vf.Taskset[HarborTask, HarborTasksetConfig]):
             registry_url=self.config.registry_url,
             download_dir=self.config.download_dir,
         )
-        if self.config.require_audit is not None:
-            found = audited_tasks(found, self.config.require_audit, refused=self.config.refused_findings)
+        found = audited_tasks(found, self.config.require_audit, refused=self.config.refused_findings)
         for task in found:
             yield HarborTask(_data(task), self.config.task)
 

@@ -53,8 +53,7 @@ def write_dataset(
     if target.suffix != ".parquet":
         raise UsageError(f"verl recognises a dataset by its name: {target.name} must end with .parquet")
     found = get_portal().call(resolve_tasks, tasks)
-    if require_audit is not None:
-        found = audited_tasks(found, require_audit, refused=refused_findings)
+    found = audited_tasks(found, require_audit, refused=refused_findings)
     rows = [_row(task, index, agent_name, data_source) for index, task in enumerate(found)]
     target.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), target)

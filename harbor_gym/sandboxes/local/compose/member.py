@@ -10,7 +10,7 @@ from harbor_gym._runtime import rootless
 from harbor_gym.sandboxes.errors import TaskUnsupportedError
 from harbor_gym.sandboxes.images.build import Image, ImageSource
 from harbor_gym.sandboxes.images.chosen import Recipe
-from harbor_gym.sandboxes.local.compose.model import Project, Service, merged_healthcheck
+from harbor_gym.sandboxes.local.compose.model import Build, Project, Service, merged_healthcheck
 from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.sandboxes.supervisor.program.messages import CgroupLimits, SupervisorConfig
 
@@ -41,16 +41,21 @@ class Member:
 
     @property
     def source(self) -> ImageSource:
-        """The source of its image."""
-        return source_of(self.project, self.service)
+        """The source of its image: its build, that of another service by the image's name, or a name."""
+        service, build = self.service, self.service.build
+        if build is None and service.image is not None:
+            twins = (other.build for other in self.project.services.values() if other.image == service.image)
+            build = next((found for found in twins if found is not None), None)
+        if build is not None:
+            return ImageSource(build.context, recipe=_recipe(build))
+        if service.image is None:
+            raise TaskUnsupportedError(f"docker-compose.yaml: service {service.name!r} has neither build nor image")
+        return ImageSource(Path(), docker_image=service.image)
 
     def is_plain(self, environment_dir: Path) -> bool:
         """Return whether its image is the one that a task of this directory has without a Compose file."""
         build = self.service.build
-        if build is None:
-            return False
-        recipe = Recipe(build.dockerfile or build.context / "Dockerfile", build.inline, build.arguments, build.target)
-        return build.context.resolve() == environment_dir.resolve() and recipe == _plain(build.context)
+        return build is not None and build.context.resolve() == environment_dir.resolve() and _recipe(build) is None
 
     @property
     def addresses(self) -> list[tuple[int, str]]:
@@ -119,20 +124,6 @@ class Member:
         return "\n".join(lines) + "\n"
 
 
-def source_of(project: Project, service: Service) -> ImageSource:
-    """Return the source of a service's image: its build, that of another service by the image's name, or a name."""
-    build = service.build
-    if build is None and service.image is not None:
-        twins = (other.build for other in project.services.values() if other.image == service.image)
-        build = next((found for found in twins if found is not None), None)
-    if build is None:
-        if service.image is None:
-            raise TaskUnsupportedError(f"docker-compose.yaml: service {service.name!r} has neither build nor image")
-        return ImageSource(Path(), docker_image=service.image)
-    recipe = Recipe(build.dockerfile, build.inline, build.arguments, build.target)
-    return ImageSource(build.context, recipe=None if recipe == _plain(build.context) else recipe)
-
-
 def is_idle(argv: Sequence[str]) -> bool:
     """Return whether a command does nothing but run on, as Harbor's own for ``main``."""
     words = tuple(argv)
@@ -163,5 +154,9 @@ def require_options(options: LocalOptions) -> None:
         )
 
 
-def _plain(context: Path) -> Recipe:
-    return Recipe(context / "Dockerfile")
+def _recipe(build: Build) -> Recipe | None:
+    """Return how an image is built; None for its context's own Dockerfile alone."""
+    own = build.context / "Dockerfile"
+    file = own if build.dockerfile is None and build.inline is None else build.dockerfile
+    recipe = Recipe(file, build.inline, build.arguments, build.target)
+    return None if recipe == Recipe(own) else recipe
