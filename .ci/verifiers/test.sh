@@ -8,4 +8,4 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$here/.."
 
 test_framework verifiers 'verifiers and not slow' \
-  tests/contract/test_same_episode.py tests/integration/adapters/verifiers tests/unit/house/test_plugin_module.py "$@"
+  tests/contract/test_{require_audit,same_episode}.py tests/integration/adapters/verifiers tests/unit/house/test_plugin_module.py "$@"

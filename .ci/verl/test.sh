@@ -7,4 +7,4 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/lib.sh"
 cd "$here/.."
 
-test_framework verl verl tests/contract/test_same_episode.py tests/integration/adapters/verl "$@"
+test_framework verl verl tests/contract/test_{require_audit,same_episode}.py tests/integration/adapters/verl "$@"
