@@ -82,7 +82,8 @@ def verl_config(directory: Path, loops: Sequence[Mapping[str, Any]], **rollout: 
         loops: Entries of verl's file of agent loops, each with its ``name`` and ``_target_``.
         rollout: Entries of ``actor_rollout_ref.rollout``; a double underscore stands for a dot.
     """
-    (directory / "loops.yaml").write_text(yaml.safe_dump([dict(loop) for loop in loops]), encoding="utf-8")
+    plain = json.loads(json.dumps([dict(loop) for loop in loops], default=str))  # a file has no Path
+    (directory / "loops.yaml").write_text(yaml.safe_dump(plain), encoding="utf-8")
     own: dict[str, Any] = {"name": "vllm", "prompt_length": 8000, "response_length": 12_000, **rollout}
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose(
