@@ -313,7 +313,10 @@ class TerminalEnvConfig(EpisodeConfig):
     """Capture the whole screen after each turn, for rendering: ``AsyncTerminalGymEnv.screen``. Costs one ``exec``."""
 
     stop_timeout_sec: float = Field(default=60.0, gt=0)
-    """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""
+    """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises.
+
+    At most 64 sandboxes of an event loop stop at once, and each one's time begins with its turn.
+    """
 
     @property
     def session(self) -> TerminalConfig:

@@ -36,6 +36,7 @@ from harbor_gym.episode.grading.untouched import UntouchedVerdict
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 from harbor_gym.episode.reported import reported
 from harbor_gym.episode.resources import Resources
+from harbor_gym.episode.stops import turn_to_stop
 from harbor_gym.episode.task import phase_timeout_sec, require_variables
 from harbor_gym.errors import (
     HarborGymError,
@@ -561,16 +562,24 @@ class Episode:
     async def _close(self) -> None:
         try:
             if self._run is not None:
-                await self._stop(self._run)
+                async with turn_to_stop(self._stop_timeout_sec):
+                    await self._stop(self._run)
         finally:
             if self._run is not None and not self._run.done():
-                # A trial that did not stop in time goes on, logs, and makes its folder again.
-                self._run.add_done_callback(lambda _: self._remove_traces())
-            elif self._trial is not None:
-                forget_loggers(self._trial.logger)
-            if self._temporary_dir is not None:
-                # Not a bound method: the thread may keep a reference to it for a moment.
-                await asyncio.to_thread(shutil.rmtree, self._temporary_dir, ignore_errors=True)
+                # A trial that did not stop in time goes on, and writes its log and its result.
+                self._run.add_done_callback(self._end_late)
+            else:
+                if self._trial is not None:
+                    forget_loggers(self._trial.logger)
+                if self._temporary_dir is not None:
+                    # Not a bound method: the thread may keep a reference to it for a moment.
+                    await asyncio.to_thread(shutil.rmtree, self._temporary_dir, ignore_errors=True)
+
+    def _end_late(self, run: asyncio.Task[TrialResult]) -> None:
+        """Forget a trial that ends after its ``close``, which reported that it is late."""
+        if not run.cancelled():
+            run.exception()  # retrieved: asyncio would log it
+        self._remove_traces()
 
     def _remove_traces(self) -> None:
         """Remove the trial's loggers and temporary folder."""
