@@ -92,6 +92,14 @@ async def test_a_row_that_can_not_be_played_says_why_and_ends_nothing(root: Path
     assert (await post(agent, {}, "/v1/responses"))[0] == 422
 
 
+async def test_nemo_gyms_own_capture_of_tokens_leaves_these_rows_as_they_are(root: Path) -> None:
+    from nemo_gym.token_id_capture.delivery import rollout_carries_token_ids
+
+    agent = make(root, engine())
+    for task in ("one", "two"):
+        assert rollout_carries_token_ids((await post(agent, {"instance_id": f"a::{task}"}))[1]), task
+
+
 async def test_a_refused_row_of_a_mixture_of_experts_has_routes_that_nemo_gym_reads(root: Path) -> None:
     from nemo_gym.token_id_capture.staging import decode_routed_experts
     from nemo_gym.token_id_capture.staging.routes import MISSING_ROUTE_SENTINEL
