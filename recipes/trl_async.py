@@ -13,9 +13,8 @@ from typing import Annotated
 
 import typer
 from transformers import AutoTokenizer
-from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
-from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
+from harbor_gym.adapters.trl.layout import AsyncGRPOConfig, AsyncGRPOTrainer
 from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.errors import UsageError
 from harbor_gym.trl import HarborSpec

@@ -7,4 +7,4 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/lib.sh"
 cd "$here/.."
 
-test_framework nemo_gym nemo_gym tests/contract/test_{require_audit,same_episode}.py tests/integration/nemo_gym "$@"
+test_framework nemo_gym nemo_gym tests/contract/test_{require_audit,routed_experts,same_episode}.py tests/integration/nemo_gym "$@"

@@ -50,7 +50,7 @@ def async_grpo_on_cpu() -> Generator[None]:
     Raises:
         UsageError: The installed TRL no longer has these functions.
     """
-    from trl.experimental.async_grpo import async_grpo_trainer, packing
+    from harbor_gym.adapters.trl.layout import async_grpo_trainer, packing
 
     replaced: list[tuple[Any, str, Any]] = [
         (packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attend)),

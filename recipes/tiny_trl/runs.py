@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
-from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from harbor_gym.adapters.trl.layout import AsyncGRPOConfig, AsyncGRPOTrainer
 from harbor_gym.trl import HarborSpec
 
 from .engine import CompletionsEngine

@@ -13,7 +13,7 @@ from harbor_gym.adapters.verl.sampler import ServerSampler
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.transcripts import read_routed_experts, read_transcript, transitions_of, write_transcript
 from harbor_gym.types import RoutedExperts, Sampler
-from tests.contract.players.episode import Episode, by_run_episode
+from tests.contract.players.episode import Episode
 from tests.contract.test_same_episode import ADAPTERS, SOLVED, THOUGHTFUL, Script
 from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
@@ -37,9 +37,21 @@ class Routing:
         return replace(sample, routed_experts=RoutedExperts(0, experts))
 
 
+CARRYING = (
+    "run_episode",
+    *(pytest.param(name, marks=pytest.mark.tinker) for name in ("nemo-gym", "nemo-gym-agent")),
+    pytest.param("nemo-gym-server", marks=pytest.mark.nemo_gym),
+)
+"""The doors whose sequences are read here; SkyRL's are read in its own tests."""
+
+
 @pytest.mark.parametrize("script", [SOLVED, Script(THOUGHTFUL)], ids=["plain", "thinking"])
-async def test_every_sampled_token_has_its_own_route(script: Script, model_dir: str, tmp_path: Path) -> None:
-    played = await by_run_episode(Episode(write_task(tmp_path / "task"), model_dir, Routing(script), FAKE, SOLVED_WHEN))
+@pytest.mark.parametrize("adapter", CARRYING)
+async def test_every_sampled_token_has_its_own_route(
+    adapter: str, script: Script, model_dir: str, tmp_path: Path
+) -> None:
+    episode = Episode(write_task(tmp_path / "task"), model_dir, Routing(script), FAKE, SOLVED_WHEN)
+    played = await ADAPTERS[adapter](episode)
     sequences = [played.sequence] if played.sequence is not None else played.sequences
     for sequence in sequences:
         assert sequence is not None

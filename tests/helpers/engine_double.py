@@ -2,11 +2,12 @@
 
 Sources: vLLM's OpenAI-compatible server (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html) and its
 ``/inference/v1/generate``; SGLang's native API (https://docs.sglang.io/basic_usage/sampling_params.html); NeMo RL's
-``vllm_worker_async.py`` (the last message with token ids is the prefix of the prompt); NeMo Gym 0.7.0's
-``responses_api_models/vllm_model/app.py``.
+``vllm_worker_async.py`` (the last message with token ids is the prefix of the prompt) and ``routed_experts_codec.py``;
+NeMo Gym 0.7.0's ``responses_api_models/vllm_model/app.py``.
 """
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import json
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from aiohttp import web
 
 from harbor_gym.errors import ContextOverflowError, SamplerError
 from harbor_gym.samplers import EngineSettingsError
-from harbor_gym.types import ChatMessage, Sample, Sampler
+from harbor_gym.types import ChatMessage, RoutedExperts, Sample, Sampler
 from tests.helpers.chats.character_codec import END
 from tests.helpers.gateway.clients import ThinkingCodec
 from tests.helpers.loopback import on_loopback
@@ -51,6 +53,8 @@ class Exchange:
     sampled: list[int]
     logprobs: list[float]
     stop_reason: str
+    routes: str | None = None
+    """Routed experts of prompt and sample, as NeMo RL's engine packs them."""
 
     @property
     def usage(self) -> dict[str, int]:
@@ -203,7 +207,8 @@ class EngineDouble:
         logprobs = list(sample.logprobs or [-0.5] * len(sample.tokens))
         is_cut = limit is not None and limit < len(sample.tokens)
         reason = "length" if is_cut else sample.stop_reason
-        exchange = Exchange(prompt, list(sample.tokens[:limit]), logprobs[:limit], reason)
+        routes = None if sample.routed_experts is None else _packed(sample.routed_experts)
+        exchange = Exchange(prompt, list(sample.tokens[:limit]), logprobs[:limit], reason, routes)
         self.exchanges.append(exchange)
         if self._log is not None:
             with self._log.open("a", encoding="utf-8") as file:
@@ -267,6 +272,8 @@ class EngineDouble:
         if done is not None and self.returns_token_ids:
             message |= {"prompt_token_ids": done.prompt, "generation_token_ids": done.sampled}
             message["generation_log_probs"] = done.logprobs
+            if done.routes is not None:
+                message["routed_experts"] = done.routes
         is_cut = done is None or done.stop_reason == "length"
         return {"output": [message], "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None}
 
@@ -325,6 +332,16 @@ def _error(message: str, status: int) -> Json:
 def _content(done: Exchange) -> Json:
     pairs = zip(done.sampled, done.logprobs, strict=True)
     return {"content": [{"token": f"token_id:{token}", "logprob": value, "top_logprobs": []} for token, value in pairs]}
+
+
+def _packed(routes: RoutedExperts) -> str:
+    """Return the envelope of whole routes; no pass over the last token was made, and the engine fills its row in."""
+    assert routes.start == 0
+    choices = routes.experts.shape[2]
+    last = np.broadcast_to(np.arange(choices), (1, *routes.experts.shape[1:]))
+    rows = np.concatenate([routes.experts, last]).astype("<i2")
+    shape = "x".join(map(str, rows.shape))
+    return f"nrlre1:int16:{shape}:{base64.b64encode(rows.tobytes()).decode()}"
 
 
 def _text(message: Mapping[str, Any]) -> str:

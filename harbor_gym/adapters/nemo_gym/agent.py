@@ -15,12 +15,11 @@ from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNo
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from harbor_gym.adapters.nemo_gym.datasets import Datasets
-from harbor_gym.adapters.nemo_gym.model_server import ModelServer
+from harbor_gym.adapters.nemo_gym.model_server import ModelServer, ServerHistory
 from harbor_gym.adapters.nemo_gym.play import play
 from harbor_gym.adapters.nemo_gym.rows import Row, make_row, refused_row
 from harbor_gym.adapters.nemo_gym.settings import RequestOverrides, RolloutSettings, plan_episode
 from harbor_gym.errors import HarborGymError, SamplerError, TaskError
-from harbor_gym.samplers.attempts import History
 
 _UNPROCESSABLE = 422
 
@@ -71,7 +70,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
     config: HarborGymAgentConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # as NeMo Gym's own agents do
     _places: asyncio.Semaphore = PrivateAttr()
     _datasets: Datasets = PrivateAttr()
-    _history: History = PrivateAttr(default_factory=History)
+    _history: ServerHistory = PrivateAttr(default_factory=ServerHistory)
 
     def model_post_init(self, context: Any, /) -> None:
         """Make the objects that episodes share."""
@@ -107,7 +106,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
             task_dir = await self._datasets.find(body.instance_id)
             plan = plan_episode(config, body.instance_id, task_dir, body.harbor_gym, root=self.root)
         except HarborGymError as exc:
-            return _refused(body, exc)
+            return self._refused(body, exc)
         params = body.responses_create_params.model_dump(mode="json", exclude_unset=True)
 
         def make_server() -> ModelServer:
@@ -116,9 +115,15 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
             )
 
         try:
-            return make_row(*await play(plan, make_server), require_token_ids=config.require_token_ids)
+            rollout, calls = await play(plan, make_server)
         except TaskError as exc:
-            return _refused(body, exc)
+            return self._refused(body, exc)
+        needs_ids, routes = config.require_token_ids, self._history.routes
+        return make_row(rollout, calls, require_token_ids=needs_ids, routes=routes)
+
+    def _refused(self, body: HarborGymRunRequest, error: HarborGymError) -> Row:
+        logger.error("a row can't be played: %s: %s: %s", body.instance_id, type(error).__name__, error)
+        return refused_row(error, routes=self._history.routes)
 
     def _poster(self, body: HarborGymRunRequest) -> Any:
         cookies: Any = None  # they route a session's requests to one engine, which has their prefix cached
@@ -161,8 +166,3 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
                 **row.fields,
             }
         )
-
-
-def _refused(body: HarborGymRunRequest, error: HarborGymError) -> Row:
-    logger.error("a row can't be played: %s: %s: %s", body.instance_id, type(error).__name__, error)
-    return refused_row(error)

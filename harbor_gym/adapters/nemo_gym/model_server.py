@@ -25,6 +25,13 @@ CALL = "model_call"
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
+ROUTES = "routed_experts"
+"""The field beside them with the routed experts of a mixture of experts: of each token of the prompt and the sample."""
+
+_PACKED_ROUTES = re.compile(r"nrlre1:\w+:\d+x(\d+)x(\d+):")
+"""How NeMo RL's envelope of routed experts begins: a type, then tokens, layers and choices. Source: NeMo RL,
+``nemo_rl/utils/routed_experts_codec.py``; NeMo Gym passes it on unread, as it does nested lists."""
+
 _OVERFLOWS = ("context length", "max_tokens")
 """Texts by which NeMo Gym distinguishes an overflow from another status 400, in addition to the engines' messages."""
 
@@ -56,10 +63,30 @@ class ModelCall:
     """The sampled token ids."""
 
 
+@dataclass(slots=True)
+class ServerHistory(History):
+    """What is known of a model server."""
+
+    routes: tuple[int, int] | None = None
+    """Layers and choices of a token in the last answer with routed experts; None where no answer had them."""
+
+    def note_routes(self, routes: object) -> None:
+        """Note the form of an answer's routed experts; one that only the trainer knows is left out."""
+        match routes:
+            case str():
+                if found := _PACKED_ROUTES.match(routes):
+                    self.routes = int(found[1]), int(found[2])
+            case [[[*choices], *_] as layers, *_]:
+                self.routes = len(layers), len(choices)
+            case _:
+                pass
+
+
 class ModelServer:
     """Requests one episode's answers from the model server. Earlier answers are sent back with their token ids.
 
     So a server that supports ``required_prefix_token_ids`` prompts with the sampled tokens, not with a new rendering.
+    Their routed experts, each time those of the whole prompt, are not sent back.
 
     Args:
         post: Sends a request.
@@ -76,9 +103,9 @@ class ModelServer:
         *,
         require_token_ids: bool = False,
         max_attempts: int = 4,
-        history: History | None = None,
+        history: ServerHistory | None = None,
     ) -> None:
-        self._history = history or History()
+        self._history = history or ServerHistory()
         self._post, self._params = post, {name: value for name, value in params.items() if name != "input"}
         self._require_token_ids, self._max_attempts = require_token_ids, max_attempts
         self.calls: list[ModelCall] = []
@@ -124,6 +151,7 @@ class ModelServer:
             raise self.misuse
         prompt, sampled = (None, []) if trained is None else _trained_tokens(trained)
         answer = self._answer(output, is_cut, len(prompt or ()), len(sampled))
+        self._history.note_routes(trained and trained.get(ROUTES))
         self.calls.append(ModelCall(output, prompt, sampled))
         return answer
 
@@ -146,13 +174,13 @@ class ModelServer:
 
 
 def as_items(messages: Sequence[Mapping[str, Any]], calls: Sequence[ModelCall]) -> list[Item]:
-    """Return a chat as input items; an answer has the items of its call."""
+    """Return a chat as input items; an answer has the items of its call, without their routed experts."""
     return [item for message in messages for item in _items_of(message, calls)]
 
 
 def _items_of(message: Mapping[str, Any], calls: Sequence[ModelCall]) -> Sequence[Item]:
     if (number := message.get(CALL)) is not None:
-        return calls[number].items
+        return [without(item, ROUTES) for item in calls[number].items]
     role, content = message["role"], message.get("content") or ""
     if role == "tool":
         return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}]
@@ -160,6 +188,11 @@ def _items_of(message: Mapping[str, Any], calls: Sequence[ModelCall]) -> Sequenc
     return items + [
         {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls") or ()
     ]
+
+
+def without(item: Item, *names: str) -> Item:
+    """Return an item without these fields."""
+    return {name: value for name, value in item.items() if name not in names}
 
 
 def _engine_status(status: int, text: str) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, Item, ModelCall, as_items
+from harbor_gym.adapters.nemo_gym.model_server import CALL, ROUTES, TOKEN_FIELDS, Item, ModelCall, as_items, without
 from harbor_gym.adapters.nemo_gym.play import ANEW
 from harbor_gym.errors import HarborGymError
 from harbor_gym.rollout import end_word
@@ -22,6 +22,10 @@ _NEMO_KINDS = {
 """Our failure kind → NeMo Gym's; the others are ``harbor_gym:KIND``."""
 
 _MAX_REASON_CHARACTERS = 2000
+
+_NO_ROUTE = -1
+"""NeMo RL lets the model's own router choose for a token that has only these. Source: NeMo RL,
+``docs/guides/router-replay.md``."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ def nemo_kind(failure_kind: str) -> str:
     return _NEMO_KINDS.get(failure_kind, f"harbor_gym:{failure_kind}")
 
 
-def make_row(rollout: Rollout, calls: Sequence[ModelCall], *, require_token_ids: bool) -> Row:
+def make_row(
+    rollout: Rollout, calls: Sequence[ModelCall], *, require_token_ids: bool, routes: tuple[int, int] | None = None
+) -> Row:
     """Return an episode's row.
 
     A row is one training sequence: NeMo RL refuses a row whose prompts do not extend one another, or without any
@@ -72,6 +78,8 @@ def make_row(rollout: Rollout, calls: Sequence[ModelCall], *, require_token_ids:
         rollout: The episode; the answers in its ``messages`` have the number of their call.
         calls: The answered calls.
         require_token_ids: Whether the row is for training.
+        routes: Layers and choices of the model server's routed experts, which the one token of a row without any ids
+            then has as well: NeMo RL refuses an item without. None for a dense model.
     """
     first = next((place for place, message in enumerate(rollout.messages) if CALL in message), None)
     shown = rollout.messages[:first]
@@ -81,17 +89,17 @@ def make_row(rollout: Rollout, calls: Sequence[ModelCall], *, require_token_ids:
     if failure is None and require_token_ids and not _is_trainable(output):
         failure = Failure("harbor_gym:nothing_sampled", "the policy sampled no token", is_masked=True)
     if not output or (require_token_ids and not _is_trainable(output)):
-        output.append(_degenerate())
+        output.append(_degenerate(routes))
     return Row(as_items(shown, calls), output, failure, _fields(rollout, failure, broken_at))
 
 
-def refused_row(error: HarborGymError) -> Row:
+def refused_row(error: HarborGymError, *, routes: tuple[int, int] | None = None) -> Row:
     """Return the row of an episode that can't be played, which no retry repairs.
 
     Source: NeMo Gym 0.7.0, ``rollout_collection.py``: a result with these keys is written next to the collection's
     results, and is not retried.
     """
-    row = make_row(Rollout.lost(error), (), require_token_ids=True)
+    row = make_row(Rollout.lost(error), (), require_token_ids=True, routes=routes)
     assert row.failure is not None
     refusal = {"attempts": 0, "_ng_failure_class": row.failure.kind, "_ng_failure_message": row.failure.reason}
     return replace(row, fields={**row.fields, **refusal, "_ng_failure_terminal": True})
@@ -117,7 +125,7 @@ def _output(messages: Sequence[dict[str, Any]], calls: Sequence[ModelCall]) -> t
                 else:
                     broken_at = turn
             is_kept = part is trained and broken_at is None
-            output += call.items if is_kept else [_without_tokens(item) for item in call.items]
+            output += call.items if is_kept else [without(item, *TOKEN_FIELDS, ROUTES) for item in call.items]
     return output, broken_at
 
 
@@ -182,16 +190,12 @@ def _fields(rollout: Rollout, failure: Failure | None, broken_at: int | None) ->
     }
 
 
-def _without_tokens(item: Item) -> Item:
-    return {name: value for name, value in item.items() if name not in (*TOKEN_FIELDS, "routed_experts")}
-
-
 def _is_trainable(output: Sequence[Item]) -> bool:
     return any(item.get("generation_token_ids") for item in output)
 
 
-def _degenerate() -> Item:
-    return {
+def _degenerate(routes: tuple[int, int] | None) -> Item:
+    item: Item = {
         "type": "message",
         "id": f"msg_{uuid4().hex}",
         "role": "assistant",
@@ -201,3 +205,7 @@ def _degenerate() -> Item:
         "generation_token_ids": [0],
         "generation_log_probs": [0.0],
     }
+    if routes is not None:
+        layers, choices = routes
+        item[ROUTES] = [[[_NO_ROUTE] * choices] * layers] * 2  # of the prompt's token and the sampled one
+    return item

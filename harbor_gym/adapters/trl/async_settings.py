@@ -9,7 +9,7 @@ from harbor_gym.samplers import CompletionsSampler
 from harbor_gym.types import Sampler
 
 if TYPE_CHECKING:
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # seconds to import
+    from harbor_gym.adapters.trl.layout import AsyncGRPOConfig  # seconds to import
 
 
 def engine_sampler(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import multiprocessing
 import os
@@ -19,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from harbor_gym._runtime.interrupts import exit_on_sigterm
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.adapters.trl import layout
 from harbor_gym.adapters.trl.groups import GroupPlan, GroupPlayer, Metrics
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.pool import close_shared_pools
 
 if TYPE_CHECKING:
-    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # seconds to import
+    from harbor_gym.adapters.trl.layout import RolloutSample  # seconds to import
 
 _METRICS_QUEUE_SIZE = 4096
 _HEARTBEAT_SEC = 1.0
@@ -160,7 +160,7 @@ def _play_groups(plan: GroupPlan, wires: _Wires) -> None:
     exit_on_sigterm()
     _exit_with_parent()
     try:
-        importlib.import_module("trl.experimental.async_grpo.async_rollout_worker")  # seconds, before any episode waits
+        layout.load("RolloutSample")  # seconds, before any episode waits
         get_portal().call(_play, plan, wires)
     except Exception as exc:  # the end of the process: the trainer raises it
         wires.failures.put(_sendable(exc))

@@ -25,7 +25,7 @@ from harbor_gym.stragglers import Stragglers
 from harbor_gym.types import ChatCodec, Rollout, Sample, Sampler, TokenSequence, Turn
 
 if TYPE_CHECKING:
-    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # seconds to import
+    from harbor_gym.adapters.trl.layout import RolloutSample  # seconds to import
 
 _STD_EPSILON = 1e-8
 """Added to a group's standard deviation as in TRL's own worker, so that equal rewards give an advantage of 0."""
@@ -187,7 +187,8 @@ def _as_samples(
 ) -> "list[RolloutSample]":
     """Return a sample for each sequence with trained tokens; those of an episode have its advantage, as in TRL."""
     import numpy as np
-    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+    from harbor_gym.adapters.trl.layout import RolloutSample
 
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean, std = (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (math.nan, math.nan)

@@ -19,6 +19,7 @@ from harbor_gym.adapters.trl.async_worker import HarborRolloutWorker
 from harbor_gym.adapters.trl.bash import BashHarness, BashStepsHarness
 from harbor_gym.adapters.trl.groups import GroupPlan
 from harbor_gym.adapters.trl.harness import HarnessSettings, ToolHarness, make_factory
+from harbor_gym.adapters.trl.layout import require_known_settings
 from harbor_gym.adapters.trl.rewards import verified_reward
 from harbor_gym.adapters.trl.rollouts import TASK_KEY, TerminalRollouts, rollout_reward
 from harbor_gym.adapters.trl.slot import close_run
@@ -43,7 +44,8 @@ from harbor_gym.types import DEFAULT_SANDBOX, Sampler
 
 if TYPE_CHECKING:
     from datasets import Dataset  # seconds to import
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # likewise
+
+    from harbor_gym.adapters.trl.layout import AsyncGRPOConfig  # likewise
 
 
 class HarborSpec:
@@ -211,12 +213,14 @@ class HarborSpec:
             sampler: Opens a sampler instead of ``args.vllm_server_base_url``. It must pickle.
 
         Raises:
-            UsageError: The agent is a tool harness, ``max_lost_groups`` is out of range, or something can't be pickled.
+            UsageError: The agent is a tool harness, ``max_lost_groups`` is out of range, something can't be pickled, or
+                the installed TRL's ``AsyncGRPOConfig`` is one that was never run here.
         """
         if self._harness is not None:
             raise UsageError(
                 "rollout_worker is for agent='terminal', whose action_format may be 'bash-tool', and Harbor's agents"
             )
+        require_known_settings()
         template_kwargs: Any = args.chat_template_kwargs or {}
         codec = HFCodec(tokenizer, **template_kwargs)
         worker = HarborRolloutWorker(

@@ -77,10 +77,9 @@ async def by_trl_async_agent(episode: Episode) -> Played:
 
 async def _by_rollouts(episode: Episode, spec: Any) -> Played:
     """The rollout process's work, up to the samples that AsyncGRPO trains on."""
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
-
     from harbor_gym._runtime.portal import get_portal
     from harbor_gym.adapters.trl.groups import GroupPlayer
+    from harbor_gym.adapters.trl.layout import AsyncGRPOConfig
     from tests.helpers.policies.typists import tokenizer
 
     args = AsyncGRPOConfig(

@@ -1,11 +1,15 @@
 """The agent server with NeMo Gym's own types, in this process: the traffic of its ``/run``, on sandboxes in memory."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from harbor_gym.types import RoutedExperts, Sample
 from tests.helpers.engine_double import EngineDouble
 from tests.helpers.gateway.clients import Script
 from tests.helpers.nemo_gym.trainer import read_as_trainer
@@ -86,6 +90,39 @@ async def test_a_row_that_can_not_be_played_says_why_and_ends_nothing(root: Path
     status, answer = await post(agent, {"instance_id": "a::one", "harbor_gym": {"no_such": 1}})
     assert (status, "no_such" in json.dumps(answer)) == (422, True), "NeMo Gym's own check of a request's form"
     assert (await post(agent, {}, "/v1/responses"))[0] == 422
+
+
+async def test_nemo_gyms_own_capture_of_tokens_leaves_these_rows_as_they_are(root: Path) -> None:
+    from nemo_gym.token_id_capture.delivery import rollout_carries_token_ids
+
+    agent = make(root, engine())
+    for task in ("one", "two"):
+        assert rollout_carries_token_ids((await post(agent, {"instance_id": f"a::{task}"}))[1]), task
+
+
+async def test_a_refused_row_of_a_mixture_of_experts_has_routes_that_nemo_gym_reads(root: Path) -> None:
+    from nemo_gym.token_id_capture.staging import decode_routed_experts
+    from nemo_gym.token_id_capture.staging.routes import MISSING_ROUTE_SENTINEL
+
+    layers, choices = 4, 2
+    script = Script(*ANSWERS)
+
+    async def routed(prompt: Sequence[int]) -> Sample:
+        sample = await script(prompt)
+        experts = np.ones((len(prompt) + len(sample.tokens) - 1, layers, choices), dtype=np.int64)
+        return replace(sample, routed_experts=RoutedExperts(0, experts))
+
+    agent = make(root, EngineDouble(routed))
+    _, good = await post(agent, {"instance_id": "a::one"})
+    (first, *_) = [item for item in good["response"]["output"] if item.get("routed_experts")]
+    read = decode_routed_experts(first["routed_experts"])
+    tokens = len(first["prompt_token_ids"]) + len(first["generation_token_ids"])
+    assert (len(read.values), read.num_layers, read.topk) == (tokens, layers, choices)
+    _, refused = await post(agent, {"instance_id": "a::two"})
+    (item,) = refused["response"]["output"]
+    read = decode_routed_experts(item["routed_experts"])
+    assert (len(read.values), read.num_layers, read.topk) == (2, layers, choices)
+    assert {expert for row in read.values for layer in row for expert in layer} == {MISSING_ROUTE_SENTINEL}
 
 
 async def test_every_kind_is_a_word_of_nemo_gyms() -> None:

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harbor_gym.adapters.nemo_gym.model_server import ModelServer
+from harbor_gym.adapters.nemo_gym.model_server import ModelServer, ServerHistory
 from harbor_gym.errors import ContextOverflowError, SamplerError
 from harbor_gym.gateway.chat import Message
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from harbor_gym.samplers import ChatEndpoint, CompletionsSampler, EngineSettingsError, SGLangSampler, statuses
-from harbor_gym.samplers.attempts import History
 from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.types import Sample
 from tests.helpers.engine_double import EngineDouble, Mode, in_turn
@@ -56,7 +55,7 @@ async def proxy(engine: EngineDouble) -> AsyncGenerator[Ask]:
 @contextlib.asynccontextmanager
 async def nemo_gym(engine: EngineDouble) -> AsyncGenerator[Ask]:
     """Yield a server's client as one agent has it: one for each episode."""
-    history = History()
+    history = ServerHistory()
     yield lambda: ModelServer(engine.post, {}, history=history)(CHAT)
 
 

@@ -122,7 +122,7 @@ def test_without_settings_there_is_no_further_column(suite: Path) -> None:
 
 
 def play(spec: HarborSpec) -> tuple[list[Any], dict[str, Any]]:
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+    from harbor_gym.adapters.trl.layout import AsyncGRPOConfig
 
     args = AsyncGRPOConfig(
         output_dir="unused",

@@ -36,7 +36,7 @@ from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 from tests.helpers.tasks import DONE, write_steps, write_task
 
 if TYPE_CHECKING:
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # seconds to import
+    from harbor_gym.adapters.trl.layout import AsyncGRPOConfig  # seconds to import
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -49,7 +49,7 @@ Typist = functools.partial(typists.Typist, tokenizer=CodePoints)
 
 
 def config(**settings: Any) -> "AsyncGRPOConfig":
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+    from harbor_gym.adapters.trl.layout import AsyncGRPOConfig
 
     merged: dict[str, Any] = {"per_device_train_batch_size": GROUP, "num_generations": GROUP, **settings}
     return AsyncGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, gradient_checkpointing=False, **merged)

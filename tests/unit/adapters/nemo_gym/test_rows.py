@@ -1,20 +1,22 @@
 """Rows: token ids, masks, kinds and reasons, on episodes in memory."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harbor.models.trial.config import AgentConfig
 
-from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, ModelServer
+from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, ModelServer, ServerHistory
 from harbor_gym.adapters.nemo_gym.play import ANEW, conversation, play
-from harbor_gym.adapters.nemo_gym.rows import Row, make_row
+from harbor_gym.adapters.nemo_gym.rows import Row, make_row, refused_row
 from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
 from harbor_gym.errors import UsageError, VerifierError
 from harbor_gym.samplers import EngineSettingsError
-from harbor_gym.types import Rollout, TokenSequence
+from harbor_gym.types import Rollout, RoutedExperts, Sample, TokenSequence
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.engine_double import EngineDouble
 from tests.helpers.gateway.clients import Script
@@ -26,6 +28,7 @@ from tests.helpers.tasks import DONE
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 ANSWERS = (message("pwd\n"), message(DONE), COMPLETE)
+LAYERS, CHOICES = 2, 3
 FORMAT_AGENT = AgentConfig(
     import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"}
 )
@@ -78,6 +81,65 @@ async def test_a_solved_episode(tmp_path: Path) -> None:
     sequence = read_as_trainer(row.output)
     sampled = [token for token, own in zip(sequence.completion, sequence.mask, strict=True) if own]
     assert "".join(map(chr, sampled)) == "".join(answer + chr(END) for answer in ANSWERS)
+
+
+class Routing:
+    """Answers as a script does; a token is routed by the length of its request's prompt."""
+
+    def __init__(self, *answers: str) -> None:
+        self._script = Script(*answers)
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        sample = await self._script(prompt)
+        experts = np.full((len(prompt) + len(sample.tokens) - 1, LAYERS, CHOICES), len(prompt))
+        return replace(sample, routed_experts=RoutedExperts(0, experts))
+
+
+@pytest.mark.parametrize("agent", [None, FORMAT_AGENT])
+async def test_routed_experts_are_not_sent_back(agent: AgentConfig | None, tmp_path: Path) -> None:
+    engine = EngineDouble(Routing(*ANSWERS))
+    row = await row_of(plan(tmp_path, agent), engine)
+    assert verdict(row) == (1.0, False, None)
+    items = [item for request in engine.requests for item in request["input"]]
+    assert sum("generation_token_ids" in item for item in items) == 1 + 2
+    assert not any("routed_experts" in item for item in items)
+    routes = read_as_trainer(row.output).routed_experts
+    assert routes is not None
+    assert {*routes.experts.flat} == {len(exchange.prompt) for exchange in engine.exchanges}
+
+
+async def test_after_a_break_no_item_has_routed_experts(tmp_path: Path) -> None:
+    engine = EngineDouble(Routing(*ANSWERS), codec=Forgetful())
+    engine.knows_prefix = False
+    row = await row_of(plan(tmp_path), engine)
+    assert ["routed_experts" in item for item in row.output if item["role"] == "assistant"] == [True, False, False]
+
+
+async def test_a_row_without_an_answer_has_routes_that_the_trainer_takes_as_missing(tmp_path: Path) -> None:
+    """NeMo RL ends a training with router replay at an item without routes, also in a masked row."""
+    engine, history = EngineDouble(Routing(*ANSWERS)), ServerHistory()
+    error = VerifierError("it wrote nothing")
+    assert "routed_experts" not in make_row(Rollout.lost(error), (), require_token_ids=True).output[0]
+    await play(plan(tmp_path), lambda: ModelServer(engine.post, {}, require_token_ids=True, history=history))
+    for row in (
+        make_row(Rollout.lost(error), (), require_token_ids=True, routes=history.routes),
+        refused_row(error, routes=history.routes),
+    ):
+        (item,) = row.output
+        assert item["routed_experts"] == [[[-1] * CHOICES] * LAYERS] * 2, "one of the prompt, one sampled"
+        assert read_as_trainer(row.output).routed_experts is not None
+
+
+def test_the_form_of_routes_is_read_where_it_is_known() -> None:
+    history = ServerHistory()
+    for routes in (None, [], [[]], "ray:1", "nrlre1:int16:5", {"tag": 1}):
+        history.note_routes(routes)
+        assert history.routes is None
+    history.note_routes([[[0, 1, 2], [3, 4, 5]]])
+    assert history.routes == (2, 3)
+    history.note_routes("nrlre1:int16:700x48x8:AAAA")
+    history.note_routes(None)
+    assert history.routes == (48, 8)
 
 
 async def test_an_agents_row_begins_with_its_prompt(tmp_path: Path) -> None:
