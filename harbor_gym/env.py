@@ -919,6 +919,8 @@ class AsyncTerminalGymEnv:
             info["fork_mode"] = running.fork_mode
         info["missing_protections"] = episode.missing_protections
         info["trial_dir"] = episode.trial_dir if self.config.trials_dir is not None else None
+        if printed := await episode.service_output():
+            info["service_output"] = printed
         info["metrics"] |= {"time/terminal_sec": self._budgets.terminal_sec, **running.tool_metrics}
         if running.trajectory is not None and info["trial_dir"] is not None:
             with reported(f"the trajectory of {self._name} can't be written"):

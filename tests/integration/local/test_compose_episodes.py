@@ -8,6 +8,7 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv
 from tests.helpers.sandboxes.local import make_env
 from tests.helpers.tasks import write_task
+from tests.integration.adapters.test_guarded_grading import play
 
 pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.usefixtures("nothing_left")]
 
@@ -18,10 +19,12 @@ SERVER = """\
 use IO::Socket::INET;
 my $listening = IO::Socket::INET->new(LocalPort => 8000, Listen => 9, ReuseAddr => 1) or die;
 my $stored = "nothing";
+$| = 1;
+print "ready\n";
 while (my $client = $listening->accept) {
     my ($path) = <$client> =~ m{^GET /(\\S*)};
     while (<$client> =~ /\\S/) {}
-    $stored = $path if $path;
+    print "asked for $stored\n" if $path and $stored = $path;
     print $client "HTTP/1.0 200 OK\\r\\n\\r\\nstored $stored\\n";
 }
 """
@@ -72,7 +75,9 @@ async def solved(env: AsyncTerminalGymEnv) -> float:
         await env.reset()
         result = await env.step(SOLVE)
         assert "stored done" in result.observation
-        return (await env.step(END)).reward
+        end = await env.step(END)
+        assert end.info.get("service_output") == {"web": "ready\nasked for done"}
+        return end.reward
 
 
 async def test_the_verifier_asks_a_service_that_the_policy_has_used(tmp_path: Path) -> None:
@@ -81,6 +86,18 @@ async def test_the_verifier_asks_a_service_that_the_policy_has_used(tmp_path: Pa
     async with make_env(task) as env:
         await env.reset()
         assert (await env.step(END)).reward == 0.0  # each episode has services of its own
+
+
+async def test_what_services_print_is_in_an_agents_record(tmp_path: Path) -> None:
+    rollout = await play("terminus-2", write_web_task(tmp_path / "task"), *(keys for keys, _ in SOLVE))
+    assert rollout.reward == 1.0
+    assert rollout.transcript.infos[-1].get("service_output") == {"web": "ready\nasked for done"}
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+async def test_what_services_print_is_kept_with_docker_too(tmp_path: Path) -> None:
+    assert await solved(make_env(write_web_task(tmp_path / "task"), sandbox="docker")) == 1.0
 
 
 async def test_a_replayed_copy_has_services_of_its_own(tmp_path: Path) -> None:
