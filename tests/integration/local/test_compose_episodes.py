@@ -1,11 +1,14 @@
 """Episodes of tasks with a Compose file on the local sandbox."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv
+from harbor_gym.errors import UsageError
+from tests.helpers.keyboard import KeyboardUser
 from tests.helpers.sandboxes.local import make_env
 from tests.helpers.tasks import write_task
 from tests.integration.adapters.test_guarded_grading import play
@@ -110,6 +113,36 @@ async def test_a_replayed_copy_has_services_of_its_own(tmp_path: Path) -> None:
             await copy.step([(f"{ASK.replace('%s', '/other')}\n", 5.0)])
             assert (await copy.step(END)).reward == 0.0
         assert (await env.step(END)).reward == 1.0
+
+
+async def test_a_command_in_a_service_and_in_one_that_is_not_there(tmp_path: Path) -> None:
+    async with make_env(write_web_task(tmp_path / "task")) as env:
+        await env.reset()
+        done = await env.exec("cat /note.txt; pwd; echo x >&2; exit 3", timeout_sec=20, service="web")
+        assert (done.return_code, sorted(done.output.split())) == (3, ["/", "a", "note", "x"])
+        assert (await env.exec("sleep 30", timeout_sec=1, service="web")).return_code is None
+        with pytest.raises(UsageError, match="no service 'absent' beside main: there are web"):
+            await env.exec("true", timeout_sec=20, service="absent")
+        await env.step(SOLVE)
+        assert (await env.step(END)).reward == 1.0
+
+
+def test_a_player_runs_commands_in_services(tmp_path: Path) -> None:
+    task = write_web_task(tmp_path / "task")
+    player = KeyboardUser([sys.executable, "-m", "harbor_gym", "play", str(task), "--env", "local"])
+    player.wait_for("C-^ runs a command in a service. Enter starts")
+    player.type("\n")
+    player.wait_for("srv#")
+    for line, shown in (("web cat /note.txt; false", "a note\n\nstatus 1. Any"), ("wev true", "there are web. Any")):
+        player.type("\x1e")
+        player.wait_for("SERVICE COMMAND")
+        player.type(f"{line}\n")
+        player.wait_for(shown)
+        player.type(" ")
+        player.wait_for("srv#")
+    player.type("\x1d")
+    player.wait_for("completed, reward 0.0\n")
+    assert player.end() == 0
 
 
 @pytest.mark.slow
