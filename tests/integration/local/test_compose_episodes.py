@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv
+from harbor_gym.checking import CheckPlan, Verdict, check_tasks
 from harbor_gym.errors import UsageError
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.testing import check_sandbox
 from tests.helpers.keyboard import KeyboardUser
 from tests.helpers.sandboxes.local import make_env
 from tests.helpers.tasks import write_task
@@ -156,3 +159,17 @@ async def test_a_pristine_view_has_of_the_volumes_what_the_task_has_verified(tmp
     assert await solved(make_env(task, verify_paths=("/results",))) == 1.0
     assert await solved(make_env(task, verify_paths=("/results/made",))) == 1.0
     assert await solved(make_env(task, verify_paths=("/srv",))) == 0.0
+
+
+async def test_a_task_with_services_is_checked(tmp_path: Path) -> None:
+    task = write_web_task(tmp_path / "task")
+    (task / "solution").mkdir(exist_ok=True)
+    (task / "solution/solve.sh").write_text("#!/bin/bash\n" + "".join(keys for keys, _ in SOLVE))
+    plan = CheckPlan(environment_config("local"), str(tmp_path), repeat=1, try_exploits=False)
+    (check,) = await check_tasks([task], plan)
+    assert (check.verdict, check.oracle, check.nop, check.plain) == (Verdict.OK, (1.0,), (0.0,), 1.0), check.reason
+
+
+async def test_the_sandbox_shows_the_behaviours_of_services(tmp_path: Path) -> None:
+    report = await check_sandbox("local", only=["services"])
+    assert {outcome.verdict.value for outcome in report.outcomes} == {"passed"}, str(report)
