@@ -166,6 +166,24 @@ async def test_services_of_a_task_without_a_public_network_are_at_localhost_as_w
                     assert (done.stdout or "").strip() == "0", (policy.network_mode, service, name)
 
 
+BELOW = """\
+services:
+  side:
+    image: debian:bookworm-slim
+    command: sleep 1000
+    volumes: ["outer:/outer", "inner:/outer/a/inner", "./Dockerfile:/outer/b/file:ro"]
+    tmpfs: /outer/memory
+volumes: {outer: , inner: }
+"""
+
+
+async def test_a_mount_can_be_below_a_volume(tmp_path: Path) -> None:
+    async with running(write(tmp_path, BELOW)) as sandbox:
+        command = "touch /outer/a/inner/x /outer/memory/x && cd /outer && stat -c '%n %u' a a/inner && cat b/file"
+        done = await sandbox.service_exec(command, service="side")
+        assert (done.stdout or "").splitlines() == ["a 0", "a/inner 0", "FROM debian:bookworm-slim"], done.stderr
+
+
 async def test_files_of_a_volume_are_not_a_services_memory(tmp_path: Path) -> None:
     compose = COMPOSE.replace("command: sleep 1234567, volumes", "command: sleep 1000, mem_limit: 32m, volumes")
     async with running(write(tmp_path, compose)) as sandbox:
