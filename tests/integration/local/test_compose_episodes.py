@@ -59,6 +59,8 @@ answer=$({ASK.replace("%s", "/")} | tail -n 1)
 echo $((1 - $?)) >/logs/verifier/reward.txt
 """
 
+AT_ONCE = 16
+
 SOLVE = [(f"{ASK.replace('%s', '/done')}\n", 5.0), ("echo here >/results/made\n", 5.0)]
 END = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
 
@@ -150,8 +152,21 @@ def test_a_player_runs_commands_in_services(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_sixteen_episodes_at_once(tmp_path: Path) -> None:
-    task = write_web_task(tmp_path / "task")
-    assert await asyncio.gather(*(solved(make_env(task)) for _ in range(16))) == [1.0] * 16
+    task, all_are_here = write_web_task(tmp_path / "task"), asyncio.Barrier(AT_ONCE)
+
+    async def play_one(word: str) -> float:
+        async with make_env(task) as env:
+            await env.reset()
+            await all_are_here.wait()
+            await env.step([(f"{ASK.replace('%s', f'/{word}')}\n", 30.0)])
+            await all_are_here.wait()
+            assert f"stored {word}\n" in (await env.step([(f"{ASK.replace('%s', '/')}\n", 30.0)])).observation
+            await env.step([(keys, 30.0) for keys, _ in SOLVE])
+            return (await env.step(END)).reward
+
+    async with asyncio.TaskGroup() as group:
+        played = [group.create_task(play_one(f"word-{number}")) for number in range(AT_ONCE)]
+    assert [one.result() for one in played] == [1.0] * AT_ONCE
 
 
 async def test_a_pristine_view_has_of_the_volumes_what_the_task_has_verified(tmp_path: Path) -> None:
