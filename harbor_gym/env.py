@@ -464,8 +464,8 @@ class AsyncTerminalGymEnv:
             self._become(_State.READY)
         yield None
 
-    async def exec(self, command: str, *, timeout_sec: float) -> "SideResult":
-        """Run shell text in the sandbox as the policy's user, beside its terminal.
+    async def exec(self, command: str, *, timeout_sec: float, service: str | None = None) -> "SideResult":
+        """Run shell text in the sandbox as the policy's user, beside its terminal, or in a service of the episode.
 
         For adapters with tools that type nothing. The call is not a turn, and recordings omit it; its time counts
         toward the episode's time limit, which the next ``step`` enforces.
@@ -473,9 +473,10 @@ class AsyncTerminalGymEnv:
         Args:
             command: Text for a shell, up to 128 KiB.
             timeout_sec: Longest run in seconds; a command that runs longer has no ``return_code`` and no output.
+            service: The service of the task's Compose file in which it runs instead, by its ``sh``, as its own user.
 
         Raises:
-            UsageError: There is no running episode.
+            UsageError: There is no running episode, or no such service, or that does not run; the episode goes on.
             SandboxError: The infrastructure failed, as for ``step``.
         """
         from harbor_gym.episode.side_command import run_side_command
@@ -486,7 +487,10 @@ class AsyncTerminalGymEnv:
         self._state = _State.STEPPING
         try:
             with losing_one_episode(self._name):
-                result = await run_side_command(phase, command, timeout_sec=timeout_sec)
+                result = await run_side_command(phase, command, timeout_sec=timeout_sec, service=service)
+        except UsageError:
+            self._become(_State.READY)
+            raise
         except BaseException as exc:
             await self._explain(exc)
             await self._fail(exc)
@@ -919,6 +923,8 @@ class AsyncTerminalGymEnv:
             info["fork_mode"] = running.fork_mode
         info["missing_protections"] = episode.missing_protections
         info["trial_dir"] = episode.trial_dir if self.config.trials_dir is not None else None
+        if printed := await episode.service_output():
+            info["service_output"] = printed
         info["metrics"] |= {"time/terminal_sec": self._budgets.terminal_sec, **running.tool_metrics}
         if running.trajectory is not None and info["trial_dir"] is not None:
             with reported(f"the trajectory of {self._name} can't be written"):

@@ -194,6 +194,7 @@ def _document(
             dict.fromkeys(name for info in transcript.infos for name in info.get("stopped_processes", ()))
         ),
         "verifier": _verifier(last),
+        **({"services": dict(last["service_output"])} if last and "service_output" in last else {}),
         "settings": transcript.settings,
         "system_prompt": transcript.system_prompt,
         **({"tools": list(transcript.tools)} if transcript.tools else {}),

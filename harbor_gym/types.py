@@ -282,6 +282,9 @@ class EpisodeInfo(TypedDict, total=False):
     verifier_files: dict[str, int]
     """When graded: the files in the verifier's folder, path → size in bytes."""
 
+    service_output: dict[str, str]
+    """When done, and the task's Compose file has services beside ``main``: the end of each one's output, by name."""
+
     episode_reward: ReadOnly[float]
     """When done: the scalar made of ``rewards``; the rewards of the episode's transitions sum to it."""
 

@@ -10,6 +10,8 @@ from harbor_gym._runtime.files import open_regular
 
 _MAX_BYTES = 4000
 _MAX_FILES = 50
+_SERVICES = "services"
+"""The folder with a file ``NAME.log`` for each service."""
 _FILES = {
     "exception": ("exception.txt",),
     "verifier_output": ("verifier/test-stdout.txt", "steps/*/verifier/test-stdout.txt"),
@@ -62,6 +64,16 @@ def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
             if stat.S_ISREG(status.st_mode):
                 sizes[path.removeprefix(f"{folder}/")] = status.st_size
     return VerifierReport(_tail(output, trial_dir), dict(sorted(sizes.items())[:_MAX_FILES]))
+
+
+def read_services(trial_dir: Path) -> dict[str, str]:
+    """Return the end of what each service of a trial's Compose file has printed, by name, for the first 50 services.
+
+    Args:
+        trial_dir: The trial's folder.
+    """
+    files = sorted(trial_dir.glob(f"{_SERVICES}/*.log"))[:_MAX_FILES]
+    return {file.stem: _tail(file, trial_dir) for file in files}
 
 
 def _is_plain(file: Path) -> bool:

@@ -28,7 +28,7 @@ from harbor_gym._runtime.shielded import cancel_and_wait, shielded
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, agent, failures
-from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
+from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_services, read_verifier
 from harbor_gym.episode.grading.breakage import LATE_PROBE_SEC, find_breakage
 from harbor_gym.episode.grading.guard import BeforeGrading, GradingGuard, current_step
 from harbor_gym.episode.grading.rewards import RewardFunction
@@ -340,6 +340,10 @@ class Episode:
         if end.breakage is not None:
             raise SandboxError(end.breakage)
         return UntouchedVerdict(end.episode_rewards)
+
+    async def service_output(self) -> dict[str, str]:
+        """Return the end of what each service of the task's Compose file has printed so far, by name."""
+        return {} if self.trial_dir is None else await asyncio.to_thread(read_services, self.trial_dir)
 
     async def explain[E: HarborGymError](self, error: E) -> E:
         """Attach the trial's diagnostics so far to an error, and return it.

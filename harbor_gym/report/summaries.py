@@ -138,6 +138,7 @@ def contains(episode: Mapping[str, Any], text: str) -> bool:
     wanted = text.casefold()
     verifier = episode.get("verifier") or {}
     parts = [episode.get("final_observation"), episode.get("error"), verifier.get("output"), episode.get("name")]
+    parts += (episode.get("services") or {}).values()
     parts += [turn.get(key) for turn in episode["turns"] for key in ("observation", "action", "parse_error")]
     return any(wanted in part.casefold() for part in parts if isinstance(part, str))
 

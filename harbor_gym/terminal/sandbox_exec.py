@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Generator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError
@@ -24,8 +25,11 @@ async def run_in_sandbox(
     purpose: str,
     cwd: str | None = None,
     env: dict[str, str] | None = None,
+    service: str | None = None,
 ) -> "ExecResult":
     """Run ``command`` once, in ``cwd`` or by default in the task's workdir, which a policy may have removed.
+
+    With ``service`` it runs in that one of the task's Compose file, by default in its own directory.
 
     ``purpose`` completes the sentence "the sandbox could not …" in error messages.
 
@@ -37,7 +41,8 @@ async def run_in_sandbox(
     with lost_for_all_else(environment, purpose):
         try:
             async with asyncio.timeout(limit + GRACE_SEC):
-                return await environment.exec(command, cwd=cwd, env=env, timeout_sec=limit, user=user)
+                run = environment.exec if service is None else partial(environment.service_exec, service=service)
+                return await run(command, cwd=cwd, env=env, timeout_sec=limit, user=user)
         except (TimeoutError, SandboxTimeoutError) as error:
             raise _timeout(environment, purpose, limit) from error
         except HarborGymError:

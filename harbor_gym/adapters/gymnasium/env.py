@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Self, SupportsFloat, override
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat, override
 
 import gymnasium
 
@@ -13,6 +13,9 @@ from harbor_gym.adapters.gymnasium.sub_env import SubEnv
 from harbor_gym.adapters.gymnasium.tasks import TaskSet
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ForkMode
+
+if TYPE_CHECKING:
+    from harbor_gym.episode.side_command import SideResult
 
 
 class HarborTerminalEnv(gymnasium.Env[Any, Any]):
@@ -84,6 +87,10 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         transition = self._open_portal().call(self._sub_env.step, action)
         self._show()
         return transition
+
+    def exec(self, command: str, *, timeout_sec: float, service: str | None = None) -> "SideResult":
+        """Run shell text in the sandbox or in a service; see :meth:`harbor_gym.AsyncTerminalGymEnv.exec`."""
+        return self._open_portal().call(self._sub_env.exec, command, timeout_sec=timeout_sec, service=service)
 
     def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
         """Copy the running episode; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`.

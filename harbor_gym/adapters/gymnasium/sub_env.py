@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harbor_gym.adapters.gymnasium.interface import Interface
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.terminal import Screen
 from harbor_gym.types import ForkMode
+
+if TYPE_CHECKING:
+    from harbor_gym.episode.side_command import SideResult
 
 type Transition = tuple[Any, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info."""
@@ -39,6 +42,10 @@ class SubEnv:
         text, reward, done, info = await self._env.step(self._interface.to_action(action))
         truncated = done and bool(info.get("truncated"))
         return self._observe(text, info), float(reward), done and not truncated, truncated, _present(info)
+
+    async def exec(self, command: str, *, timeout_sec: float, service: str | None) -> "SideResult":
+        """Run a command beside the terminal. Raises as ``AsyncTerminalGymEnv.exec``."""
+        return await self._env.exec(command, timeout_sec=timeout_sec, service=service)
 
     async def fork(self, n: int, *, mode: ForkMode) -> "list[SubEnv]":
         """Copy the running episode. Raises as ``AsyncTerminalGymEnv.fork``."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from harbor_gym.adapters.harbor.results import Grading, finished_rollout, lost_r
 from harbor_gym.config import AgentEpisodeConfig, TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode._harbor_patches import create_trial
+from harbor_gym.episode.diagnostics import read_services
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.guard import GradingGuard
 from harbor_gym.episode.task import require_variables
@@ -156,7 +157,8 @@ class TrialPlayer:
                 with losing_one_episode(f"trial {config.trial_name}", lambda: bool(session.calls)):
                     result = await _run(trial, guard)
             with losing_one_episode(f"trial {config.trial_name}"):
-                return await self._finished(session, result, guard, path.name, started)
+                printed = await asyncio.to_thread(read_services, trial.paths.trial_dir)
+                return await self._finished(session, result, guard, printed, path.name, started)
         except UnexpectedError as exc:
             assert session is not None
             return lost_rollout(session, exc, task_name=path.name, started=started, tokens=self.config.tokens)
@@ -165,11 +167,18 @@ class TrialPlayer:
                 forget_loggers(trial.logger)
 
     async def _finished(
-        self, session: Session, result: TrialResult, guard: GradingGuard, task_name: str, started: float
+        self,
+        session: Session,
+        result: TrialResult,
+        guard: GradingGuard,
+        printed: Mapping[str, str],
+        task_name: str,
+        started: float,
     ) -> Rollout:
         breakage = await guard.policy_failure(result, self.account.choose)
         rewards = rewards_of(result) if breakage is None else guard.rewards_without_verdict()
-        grading = Grading(rewards, breakage, guard.missing_protections, is_agent_inside=self.in_sandbox)
+        missing, is_inside = guard.missing_protections, self.in_sandbox
+        grading = Grading(rewards, breakage, missing, is_agent_inside=is_inside, service_output=printed)
         return finished_rollout(
             session, result, grading, self.account, task_name=task_name, started=started, tokens=self.config.tokens
         )

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harbor.models.agent.context import AgentContext
@@ -42,6 +42,9 @@ class Grading:
     is_agent_inside: bool = False
     """Whether the agent is a program in the sandbox, which the policy can end, as it can cut its requests and end its
     tunnel: what ends while the gateway answers, and a verifier gives a verdict, is the policy's doing."""
+
+    service_output: Mapping[str, str] = field(default_factory=dict[str, str])
+    """As ``EpisodeInfo``'s."""
 
     may_lack_requests: bool = False
     """Whether requests of the agent may have been refused before they reached the session."""
@@ -85,7 +88,7 @@ def finished_rollout(
         score, metrics["zero_reward_on_limit"] = account.settle(grading.rewards, end_reason), 1.0
     if score is not None:
         note_reward()
-    turns = with_outcome(session.turns, end_reason, score, grading.rewards, grading.breakage, result)
+    turns = with_outcome(session.turns, end_reason, score, grading, result)
     return Rollout(
         task_name=task_name,
         trial_name=result.trial_name,
@@ -206,12 +209,7 @@ def end_reason_of(result: TrialResult) -> EndReason:
 
 
 def with_outcome(
-    turns: Sequence[Turn],
-    end_reason: EndReason,
-    reward: float | None,
-    rewards: Mapping[str, float],
-    breakage: str | None,
-    result: TrialResult,
+    turns: Sequence[Turn], end_reason: EndReason, reward: float | None, grading: Grading, result: TrialResult
 ) -> list[Turn]:
     """Return the turns of a finished trial, with its outcome in the last one.
 
@@ -219,19 +217,20 @@ def with_outcome(
         turns: The session's turns; may be empty.
         end_reason: Why the trial ended.
         reward: The reward; None without a verdict.
-        rewards: The verifier's rewards by key.
-        breakage: How the policy broke the sandbox, if it did.
+        grading: The trial's grading.
         result: The trial's result, with the rewards of its steps.
     """
     if not turns:
         return []
     info: EpisodeInfo = {**turns[-1].info, "end_reason": end_reason}
-    if rewards:
-        info = {**info, "rewards": dict(rewards)}
+    if grading.rewards:
+        info = {**info, "rewards": dict(grading.rewards)}
     if steps := step_rewards_of(result):
         info["step_rewards"] = tuple(steps)
-    if breakage is not None:
-        info["breakage"] = breakage
+    if grading.breakage is not None:
+        info["breakage"] = grading.breakage
+    if grading.service_output:
+        info["service_output"] = dict(grading.service_output)
     return [*turns[:-1], replace(turns[-1], info=info, reward=reward or 0.0)]
 
 

@@ -20,12 +20,15 @@ from harbor_gym.errors import UsageError, printable
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 if TYPE_CHECKING:
+    from harbor_gym.adapters.gymnasium import HarborTerminalEnv
     from harbor_gym.config import Snapshot
 
 HAND_IN = "\x1d"  # C-]
 READ_AGAIN = "\x1c"  # C-\
+IN_SERVICE = "\x1e"  # C-^
 TICK_SEC = 0.05
 _CLEAR = "\x1b[2J\x1b[H"
+_SERVICE_TIMEOUT_SEC = 60.0
 
 
 def play(
@@ -49,7 +52,7 @@ def play(
 ) -> None:
     """Play a task in your own terminal: every key goes into the sandbox, C-] hands in, and the verifier scores you.
 
-    C-\\ shows the instruction again.
+    C-\\ shows the instruction again. In a task with services, C-^ asks for a service and a command for its shell.
     """
     from harbor_gym.tasks import task_path
 
@@ -79,6 +82,8 @@ def _snapshot(start: Path, turn: int | None) -> "Snapshot":
 
 
 def _play(task_dir: str, env: str, snapshot: "Snapshot | None" = None) -> str:
+    from harbor.environments.definition import COMPOSE_FILE_NAME
+
     from harbor_gym.adapters.gymnasium import HarborTerminalEnv, terminus_message
     from harbor_gym.checking.play import last_lines
     from harbor_gym.config import TerminalConfig
@@ -96,15 +101,17 @@ def _play(task_dir: str, env: str, snapshot: "Snapshot | None" = None) -> str:
         budgets |= {"start_from": snapshot, "confirm_task_complete": snapshot.config.confirm_task_complete}
         budgets["trials_dir"] = None  # the run's own
     interface: dict[str, Any] = {"action": "message", "render_mode": "human", "terminal": terminal}
+    has_services = (Path(task_dir) / "environment" / COMPOSE_FILE_NAME).exists()
     game = HarborTerminalEnv(task_dir, sandbox=env, **interface, **budgets)
     with contextlib.closing(game):
         with ticking(f"starting a sandbox of {Path(task_dir).name}"):
             _, info = game.reset()
         instruction = info["instruction"]
-        start = f"{_CLEAR}{printable(instruction)}\nC-] hands in, C-\\ shows this again. Enter starts"
+        asks = ", C-^ runs a command in a service" if has_services else ""
+        start = f"{_CLEAR}{printable(instruction)}\nC-] hands in, C-\\ shows this again{asks}. Enter starts"
         typer.prompt(start, default="", show_default=False)
         over, reward, decoder = False, 0.0, codecs.getincrementaldecoder("utf-8")("replace")
-        with _raw_keyboard() as keyboard:
+        with _raw_keyboard() as (keyboard, as_before):
             while not over:
                 ready, _, _ = select.select([keyboard], [], [], TICK_SEC)
                 keys = decoder.decode(os.read(keyboard, 4096)) if ready else ""
@@ -112,6 +119,9 @@ def _play(task_dir: str, env: str, snapshot: "Snapshot | None" = None) -> str:
                 if reads:
                     instruction = info.get("instruction", instruction)
                     _show_until_a_key(f"{instruction}\nAny key goes back", keyboard)
+                if has_services and IN_SERVICE in keys:
+                    keys = keys.partition(IN_SERVICE)[0]
+                    _run_in_service(game, keyboard, as_before)
                 typed, handed_in, _ = keys.partition(HAND_IN)
                 action = terminus_message(typed, duration_sec=TICK_SEC, task_complete=bool(handed_in))
                 _, reward, terminated, truncated, info = game.step(action)
@@ -122,6 +132,27 @@ def _play(task_dir: str, env: str, snapshot: "Snapshot | None" = None) -> str:
     return f"{output}\n{info['end_reason']}, reward {reward}".lstrip()
 
 
+def _run_in_service(game: "HarborTerminalEnv", keyboard: int, as_before: list[Any]) -> None:
+    """Ask for a service and a command, and show the command's output until a key."""
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, as_before)
+    try:
+        line = typer.prompt(f"{_CLEAR}SERVICE COMMAND", default="", show_default=False)
+    except typer.Abort:
+        return
+    finally:
+        tty.setraw(keyboard)
+    service, _, command = line.strip().partition(" ")
+    if not command.strip():
+        return
+    try:
+        done = game.exec(command, timeout_sec=_SERVICE_TIMEOUT_SEC, service=service)
+        status = "no end in time" if done.return_code is None else f"status {done.return_code}"
+        text = f"{done.output}\n{status}"
+    except UsageError as exc:
+        text = str(exc)
+    _show_until_a_key(f"{text}. Any key goes back", keyboard)
+
+
 def _show_until_a_key(text: str, keyboard: int) -> None:
     sys.stdout.write(_CLEAR + printable(text).replace("\n", "\r\n"))
     sys.stdout.flush()
@@ -129,11 +160,11 @@ def _show_until_a_key(text: str, keyboard: int) -> None:
 
 
 @contextlib.contextmanager
-def _raw_keyboard() -> Generator[int]:
-    """Yield stdin's descriptor in raw mode, so that every key, also C-c, can be read."""
+def _raw_keyboard() -> Generator[tuple[int, list[Any]]]:
+    """Yield stdin's descriptor in raw mode, so that every key, also C-c, can be read, and its mode before."""
     keyboard = sys.stdin.fileno()
     saved = tty.setraw(keyboard)
     try:
-        yield keyboard
+        yield keyboard, saved
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, saved)

@@ -75,6 +75,11 @@ function verdict(episode) {
     files.length ? element("ul", "files", ...files) : "");
 }
 
+function services(episode) {
+  return Object.entries(episode.services || {}).map(([name, output]) =>
+    folded(`service ${name}`, output ? element("pre", "screen", output) : element("p", "quiet", "It printed nothing.")));
+}
+
 function start(episode) {
   const begun = episode.start || {};
   const metrics = begun.metrics || {};
@@ -164,7 +169,7 @@ function showEpisode(detail, episode, title, files, place) {
     episode.breakage ? element("p", "error", `the policy broke its sandbox: ${episode.breakage}`) : "",
     episode.stopped_processes?.length ? element("p", episode.reward === 0 ? "error" : "quiet", `stopped before grading: ${episode.stopped_processes.join(", ")}`) : "",
     episode.can_be_played ? element("p", "quiet", "go on just before the turn that is chosen, or the last one: ", playOn) : "",
-    verdict(episode), start(episode), current.node,
+    verdict(episode), ...services(episode), start(episode), current.node,
     ...episode.turns.map((turn, number) => turnCard(turn, number, (turnIndex) => { jump(turnIndex); detail.scrollIntoView(); })),
     episode.final_observation ? element("article", "turn", element("h3", "", "final screen"), element("pre", "screen", episode.final_observation)) : "");
   detail.scrollTop = 0;

@@ -22,6 +22,11 @@ IDLE = ("sh", "-c", "sleep infinity")
 """The main container's command. Source: Harbor's docker-compose-build.yaml."""
 
 _COMMAND_TIMEOUT_SEC = 60.0
+_SERVICE_LABEL = "com.docker.compose.service"
+_HARBORS_OWN = "harbor-docker-"
+"""How Harbor names a service of its own."""
+_KEPT_LINES, _KEPT_CHARACTERS = 1000, 10 << 20
+"""Of a service's output."""
 _SETTLE_POLL_SEC = 0.1
 _SOCKETS = {"socket_buffers_end_at_the_sandboxs_own_limit": "Docker sets no bound of socket buffers on cgroup v1"}
 DAEMON_LIMITS: Mapping[str, str] = {
@@ -60,10 +65,27 @@ async def containers_of(project: str, *, service: str | None = None, is_running:
     """Return the ids of a project's containers, stopped ones too unless ``is_running``."""
     filters = ["--filter", f"label={PROJECT_LABEL}={project}"]
     if service is not None:
-        filters += ["--filter", f"label=com.docker.compose.service={service}"]
+        filters += ["--filter", f"label={_SERVICE_LABEL}={service}"]
     everything = [] if is_running else ["--all"]
     _, output = await docker("ps", *everything, "--quiet", "--no-trunc", *filters)
     return output.split()
+
+
+async def keep_output(project: str, folder: Path) -> None:
+    """Write the last lines of each of a project's services beside ``main`` to a folder, as ``NAME.log``."""
+    listed = ("ps", "--all", "--filter", f"label={PROJECT_LABEL}={project}", "--format")
+    _, output = await docker(*listed, f'{{{{.ID}}}} {{{{.Label "{_SERVICE_LABEL}"}}}}')
+    for container, name in (line.split() for line in output.splitlines() if len(line.split()) == 2):
+        if name == MAIN or name.startswith(_HARBORS_OWN):
+            continue
+        code, printed = await docker("logs", "--tail", str(_KEPT_LINES), container)
+        if code == 0:
+            await asyncio.to_thread(_write, folder / f"{name}.log", printed[-_KEPT_CHARACTERS:])
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 async def left_of(project: str, kinds: Iterable[str]) -> list[Left]:

@@ -693,6 +693,9 @@ class DockerEnvironment(HarborDockerEnvironment):
             SandboxTimeoutError: An object could not be removed; the message names it and the remedy.
         """
         try:
+            if not self._is_plain:
+                with contextlib.suppress(OSError):  # the trial's folder may be gone already
+                    await engine.keep_output(self._project, self.trial_paths.trial_dir / "services")
             await super().stop(delete)
         finally:
             if self._overlay_dir is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import secrets
+import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from harbor.models.trial.config import ServiceVolumeConfig
 from harbor.models.trial.paths import EnvironmentPaths, TrialPaths
 
-from harbor_gym.testing.conformance.behaviours import Violation
+from harbor_gym.errors import MissingDependencyError, TaskUnsupportedError
+from harbor_gym.testing.conformance.behaviours import NotApplicable, Violation
 
 type MakeSandbox = Callable[..., BaseEnvironment]
 """Takes the keyword arguments of Harbor's ``BaseEnvironment`` and returns one, not started; a class works."""
@@ -33,6 +35,22 @@ WORKDIR {IMAGE_WORKDIR}
 """
 """The image that the behaviours expect, with its ENV, WORKDIR and user."""
 
+SERVICE, SERVICE_SAYS = "side", "hello service"
+COMPOSE = f"""\
+services:
+  main:
+    depends_on: {{{SERVICE}: {{condition: service_healthy}}}}
+    volumes: ["shared:/shared"]
+  {SERVICE}:
+    build: .
+    command: ["sh", "-c", 'echo "$$SAYS" >/shared/said; sleep 5002']
+    environment: {{SAYS: {SERVICE_SAYS}}}
+    healthcheck: {{test: "test -e /shared/said", interval: 1s}}
+    volumes: ["shared:/shared"]
+volumes: {{shared: }}
+"""
+"""A service beside ``main``, for kinds of sandboxes that run such."""
+
 EXEC_TIMEOUT_SEC = 30
 
 
@@ -51,6 +69,7 @@ class Probe:
         (self._context / "Dockerfile").write_text(dockerfile, encoding="utf-8")
         self._sandbox: BaseEnvironment | None = None
         self._other: BaseEnvironment | None = None
+        self._composed: BaseEnvironment | NotApplicable | None = None
         self._ended: tuple[BaseEnvironment, asyncio.Task[ExecResult]] | None = None
         self._stack = contextlib.AsyncExitStack()
         self._lock = asyncio.Lock()
@@ -75,6 +94,30 @@ class Probe:
                 policy = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK) if can_be_offline else None
                 self._other = await self._start(self.make(network_policy=policy, workdir=TASK_WORKDIR))
             return self._other
+
+    async def composed(self) -> BaseEnvironment:
+        """Return a sandbox whose task has a service.
+
+        Raises:
+            NotApplicable: This kind of sandbox runs none, or not here.
+        """
+        async with self._lock:
+            if self._composed is None:
+                self._composed = await self._compose()
+        if isinstance(self._composed, NotApplicable):
+            raise self._composed
+        return self._composed
+
+    async def _compose(self) -> BaseEnvironment | NotApplicable:
+        if not self.sandbox.capabilities.docker_compose:
+            return NotApplicable("this kind runs no services of a Compose file (capabilities.docker_compose)")
+        context = self._root / "composed"
+        shutil.copytree(self._context, context)
+        (context / "docker-compose.yaml").write_text(COMPOSE, encoding="utf-8")
+        try:
+            return await self._start(self.make(context=context))
+        except (TaskUnsupportedError, MissingDependencyError) as exc:
+            return NotApplicable(str(exc))
 
     @contextlib.asynccontextmanager
     async def small(self, memory_mb: int) -> AsyncGenerator[BaseEnvironment]:
@@ -109,6 +152,7 @@ class Probe:
         workdir: str | None = None,
         memory_mb: int | None = None,
         storage_mb: int | None = None,
+        context: Path | None = None,
     ) -> BaseEnvironment:
         """Make a sandbox without starting it."""
         name = f"check-{secrets.token_hex(4)}"
@@ -125,7 +169,7 @@ class Probe:
         ]
         settings: dict[str, Any] = {"network_policy": network_policy} if network_policy is not None else {}
         return self._make_sandbox(
-            environment_dir=self._context,
+            environment_dir=context or self._context,
             environment_name="harbor-gym-check",
             session_id=name,
             trial_paths=paths,

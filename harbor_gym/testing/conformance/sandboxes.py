@@ -14,7 +14,15 @@ from harbor.models.trial.config import EnvironmentConfig
 from harbor_gym import sandboxes
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.sandboxes.extensions import DeclaresKnownFailures
-from harbor_gym.testing.conformance import commands, confinement, files, grading, interruptions, isolation
+from harbor_gym.testing.conformance import (
+    commands,
+    confinement,
+    files,
+    grading,
+    interruptions,
+    isolation,
+    services,
+)
 from harbor_gym.testing.conformance.behaviours import Behaviour, observe, select
 from harbor_gym.testing.conformance.known_failures import KNOWN_FAILURES
 from harbor_gym.testing.conformance.probe import DOCKERFILE, MakeSandbox, Probe
@@ -31,6 +39,7 @@ SANDBOX_BEHAVIOURS: tuple[Behaviour[Probe], ...] = (
     *isolation.LIMITS,
     *confinement.CONFINEMENT,
     *grading.GRADING,
+    *services.SERVICES,
     *isolation.TERMINAL,
     *isolation.LIFE,
 )

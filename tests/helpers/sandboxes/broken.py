@@ -8,12 +8,14 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 
 from harbor_gym.errors import SandboxTimeoutError, UsageError
+from harbor_gym.sandboxes.local.compose.member import Member
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import POLICY
@@ -485,6 +487,33 @@ class StopsOnce(Broken):
     def _require_no_stop(self) -> None:
         if self.stops:
             raise UsageError("it was stopped")
+
+
+class AsksMainForItsServices(Broken):
+    breaks = (
+        "a_command_runs_in_a_service",
+        "a_service_shares_neither_files_nor_processes_with_main",
+        "files_of_a_service_come_out",
+        "a_service_that_is_not_there_runs_nothing",
+        "a_stopped_service_has_ended_and_main_goes_on",
+    )
+
+    @override
+    async def service_exec(self, command: str, *, service: str | None = None, **options: Any) -> ExecResult:
+        return await self.exec(command, **options)
+
+
+class JoinsNoServices(Broken):
+    breaks = ("main_waits_until_its_service_is_healthy", "services_reach_one_another_by_name")
+
+    @override
+    async def _read_compose(self, **options: Any) -> None:
+        await super()._read_compose(**options)
+        assert self._others is not None
+        project = self._others.project
+        alone = replace(project.main, networks={}, mounts=(), depends_on=())
+        self._others.project = project = replace(project, services={**project.services, "main": alone})
+        self._member = Member(project, alone)
 
 
 ALL: Sequence[type[Broken]] = Broken.__subclasses__()

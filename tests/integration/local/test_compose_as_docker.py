@@ -1,6 +1,7 @@
 """Compose files on the local sandbox and on Docker: what their services are and do is the same."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,9 @@ secrets: {word: {file: ./conf/a.txt}}
 """
 
 
-CASES = {
+type Cases = Mapping[tuple[str, str], Mapping[str, str]]
+
+CASES: Cases = {
     ("main", ""): {
         "a value with a dollar sign, a number, nothing, a default": "env | grep -E '^(DOLL|NUMB|EMPT|DEFA)' | sort",
         "main's working directory": "pwd",
@@ -243,17 +246,23 @@ def write(directory: Path, compose: str, files: dict[str, str] = FILES) -> Path:
     return directory
 
 
-async def seen(sandbox: BaseEnvironment, tmp_path: Path) -> dict[str, Any]:
-    """Return what the cases show of a started sandbox."""
+async def shown(sandbox: BaseEnvironment, all_cases: Cases) -> dict[str, Any]:
+    """Return what some cases show of a started sandbox."""
     found: dict[str, Any] = {}
-    for (service, user), cases in CASES.items():
+    for (service, user), cases in all_cases.items():
         parts = (
             f"echo '{MARK}{name.replace(chr(39), '')}'; ({command}) 2>&1; echo $?" for name, command in cases.items()
         )
         done = await sandbox.service_exec("\n".join(parts), service=service, user=user or None)
-        for shown in (done.stdout or "").split(MARK)[1:]:
-            name, _, text = shown.partition("\n")
+        for part in (done.stdout or "").split(MARK)[1:]:
+            name, _, text = part.partition("\n")
             found[name] = re.sub(r"^sh: \d+: |^.*line \d+: ", "", text, flags=re.MULTILINE)
+    return found
+
+
+async def seen(sandbox: BaseEnvironment, tmp_path: Path) -> dict[str, Any]:
+    """Return what the cases show of a started sandbox, and what the calls on services do."""
+    found = await shown(sandbox, CASES)
     done = await sandbox.service_exec("pwd; echo $GIVEN; exit 42", service="words", cwd="/usr", env={"GIVEN": "x y"})
     found["a call's own directory and variable, and its status"] = done.stdout, done.return_code
     kind = sandbox.type()

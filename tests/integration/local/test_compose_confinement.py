@@ -1,5 +1,6 @@
 """What the services of one episode can reach, and what is left of them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.supervisor import cgroups
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make, output, running
@@ -103,6 +105,12 @@ for part in ("", "inside", "link", "link/passwd", "../..", "inside/../../..", "a
         print(part, "lent")
     except OSError as exc:
         print(exc.strerror)
+for makes in ("inside/new/deep", "link/new/deep"):
+    try:
+        volumes.lend("0", 1 << 20, "", makes)
+        print(makes, "made")
+    except OSError:
+        print(makes, "refused")
 """
 
 
@@ -112,6 +120,8 @@ def test_a_part_of_a_volume_is_no_file_of_the_machine(tmp_path: Path) -> None:
     refused = [f"the volume has no {part!r}, or only behind a link" for part in ("link", "link/passwd", "../..")]
     assert done.stdout.splitlines()[2:5] == refused
     assert "lent" not in "".join(done.stdout.splitlines()[5:])
+    assert done.stdout.splitlines()[-2:] == ["inside/new/deep made", "link/new/deep refused"]
+    assert not Path("/etc/new").exists()
 
 
 async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) -> None:
@@ -156,6 +166,24 @@ async def test_services_of_a_task_without_a_public_network_are_at_localhost_as_w
                     assert (done.stdout or "").strip() == "0", (policy.network_mode, service, name)
 
 
+BELOW = """\
+services:
+  side:
+    image: debian:bookworm-slim
+    command: sleep 1000
+    volumes: ["outer:/outer", "inner:/outer/a/inner", "./Dockerfile:/outer/b/file:ro"]
+    tmpfs: /outer/memory
+volumes: {outer: , inner: }
+"""
+
+
+async def test_a_mount_can_be_below_a_volume(tmp_path: Path) -> None:
+    async with running(write(tmp_path, BELOW)) as sandbox:
+        command = "touch /outer/a/inner/x /outer/memory/x && cd /outer && stat -c '%n %u' a a/inner && cat b/file"
+        done = await sandbox.service_exec(command, service="side")
+        assert (done.stdout or "").splitlines() == ["a 0", "a/inner 0", "FROM debian:bookworm-slim"], done.stderr
+
+
 async def test_files_of_a_volume_are_not_a_services_memory(tmp_path: Path) -> None:
     compose = COMPOSE.replace("command: sleep 1234567, volumes", "command: sleep 1000, mem_limit: 32m, volumes")
     async with running(write(tmp_path, compose)) as sandbox:
@@ -183,8 +211,8 @@ SCRIPT = """\
 import asyncio, sys, pathlib
 from tests.integration.local.test_compose_confinement import PUBLIC, write
 async def main():
-    sandbox = write(pathlib.Path(sys.argv[1]), network_policy=PUBLIC)
-    await sandbox.start(force_build=False)
+    sandboxes = [write(pathlib.Path(sys.argv[1]) / str(number), network_policy=PUBLIC) for number in range(4)]
+    await asyncio.gather(*(sandbox.start(force_build=False) for sandbox in sandboxes))
     print("up", flush=True)
     await asyncio.sleep(1000)
 asyncio.run(main())
@@ -197,12 +225,27 @@ def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "up\n"
-        assert len(sleepers()) == 2
+        assert len(sleepers()) == 8
+        left = traces(trainer.pid)
+        assert {kind for kind, _ in left} >= {"network", "group"}
         os.kill(trainer.pid, signal.SIGKILL)
     ends = time.monotonic() + PATIENCE_SEC
-    while sleepers() and time.monotonic() < ends:
+    while (sleepers() or left & traces(trainer.pid)) and time.monotonic() < ends:
         time.sleep(0.05)
     assert not sleepers()
+    assert not left & traces(trainer.pid)
+
+
+def traces(trainer: int) -> set[tuple[str, str]]:
+    """Return the network namespaces that processes of this machine are in, and the control groups of a trainer."""
+    found: set[tuple[str, str]] = set()
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        with contextlib.suppress(OSError):
+            found.add(("network", str(link.readlink())))
+    found.discard(("network", str(Path("/proc/self/ns/net").readlink())))
+    for place in cgroups.places().values():
+        found |= {("group", path.name) for path in place.directory.glob(f"harbor-gym-*.{trainer}.*")}
+    return found
 
 
 def sleepers() -> list[str]:

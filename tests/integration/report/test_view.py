@@ -218,6 +218,20 @@ async def test_what_was_stopped_before_grading_is_named_a_reward_of_0_as_a_warni
 
 
 @pytest.mark.browser
+async def test_an_episode_shows_what_each_service_printed(page: Page, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run", [1.0])
+    write_episode(run_dir, 1, 2, reward=1.0, services={"web": f"GET / {HOSTILE}", "db": ""})
+    shown = "[...document.querySelectorAll('.detail > details')].map((one) => one.textContent)"
+    with Viewer([run_dir], port=0) as viewer:
+        await opened(page, viewer.url, 2)
+        assert await page.run(shown) == []
+        await page.press("j")
+        expected = [f"service webGET / {HOSTILE}", "service dbIt printed nothing."]
+        await page.wait_for(f"{shown}.length === 2")
+        assert await page.run(shown) == expected
+
+
+@pytest.mark.browser
 async def test_new_episodes_appear_and_what_was_chosen_stays(page: Page, run_dir: Path) -> None:
     with Viewer([run_dir], port=0) as viewer:
         await opened(page, viewer.url, 4)

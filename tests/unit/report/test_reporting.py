@@ -23,6 +23,7 @@ from harbor_gym.cli.main import app
 from harbor_gym.errors import UsageError
 from harbor_gym.report import live
 from harbor_gym.report.metrics import load_runs, read_records
+from harbor_gym.report.summaries import contains
 from harbor_gym.report.table import group_by_rate
 from harbor_gym.terminal.recording import CastRecorder
 from harbor_gym.transcripts import write_transcript
@@ -107,6 +108,16 @@ def test_the_page_has_the_names_of_what_was_stopped_before_any_grading(tmp_path:
     page = _Page(report.write_page(tmp_path).path.read_text())
     (episode,) = json.loads(page.bodies["script"][0])["runs"][0]["episodes"].values()
     assert episode["stopped_processes"] == ["nginx", "perl", "redis"]
+
+
+def test_an_episode_has_what_the_services_of_its_task_printed(tmp_path: Path) -> None:
+    path = tmp_path / "transcripts" / "train" / "batch_0001" / "group_1" / "episode_001.json"
+    info = EpisodeInfo(turn=1, metrics={}, service_output={"web": "asked for needle", "db": ""})
+    write_transcript(path, Transcript([Turn("$", "ls", info, 0.0)]), labels={"task": "service"})
+    page = _Page(report.write_page(tmp_path).path.read_text())
+    (episode,) = json.loads(page.bodies["script"][0])["runs"][0]["episodes"].values()
+    assert episode["services"] == {"web": "asked for needle", "db": ""}
+    assert contains(episode, "NEEDLE")
 
 
 def test_a_batch_that_no_episode_survived_is_a_line_too() -> None:

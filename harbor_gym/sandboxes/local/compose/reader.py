@@ -20,9 +20,10 @@ from harbor.models.trial.config import ServiceVolumeConfig
 
 from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym._runtime.processes import ask
+from harbor_gym._runtime.processes import ask, tool_environment
 from harbor_gym.sandboxes.errors import SandboxStartError, TaskError
 from harbor_gym.sandboxes.local.compose.model import MAIN, Project, project_of
+from harbor_gym.sandboxes.local.compose.readings import Key, reading_key
 from harbor_gym.sandboxes.tools import TIMED_OUT, find_program, run_tool
 
 _PACKAGE = "docker-compose-v2 (Ubuntu), docker-compose (Debian 13) or docker-compose-plugin (Docker's own packages)"
@@ -123,10 +124,37 @@ async def read_document(
         TaskError: They are no Compose project; Compose's message.
     """
     program = require_compose()
+    texts = {file: json.dumps(document) for file, document in overlays.items()}
+    env = tool_environment(environment)
+    key = reading_key(program, files, tuple(texts.values()), context=context, name=name, env=env)
+    if key is None or key not in _known:
+        found = await _ask_compose(program, files, texts, context=context, name=name, environment=environment)
+        if key is None:
+            return json.loads(found)
+        while len(_known) >= _KEPT:
+            del _known[next(iter(_known))]
+        _known[key] = found
+    return json.loads(_known[key])
+
+
+_known: dict[Key, str] = {}
+"""The last readings."""
+_KEPT = 64
+
+
+async def _ask_compose(
+    program: str,
+    files: Sequence[Path],
+    overlays: Mapping[str, str],
+    *,
+    context: Path,
+    name: str,
+    environment: Mapping[str, str],
+) -> str:
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("compose")) as folder:
         further = [Path(folder) / file for file in overlays]
         for path in further:
-            path.write_text(json.dumps(overlays[path.name]), encoding="utf-8")
+            path.write_text(overlays[path.name], encoding="utf-8")
         output = Path(folder) / "project.json"
         argv = [program, "--project-name", name, "--project-directory", str(context)]
         for path in (*files, *further):
@@ -138,7 +166,7 @@ async def read_document(
         if code != 0:
             raise TaskError(f"{context}/docker-compose.yaml can't be read: {said.strip()}")
         # Compose writes a dollar sign as two, for a reader that replaces variables.
-        return json.loads(output.read_text(encoding="utf-8").replace("$$", "$"))
+        return output.read_text(encoding="utf-8").replace("$$", "$")
 
 
 def _major(path: str) -> int:

@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.sandboxes.errors import SandboxError, SandboxLostError, SandboxStartError, TaskError
 from harbor_gym.sandboxes.health import Check, Healthcheck, await_health
+from harbor_gym.sandboxes.images.build import ImageSource
 from harbor_gym.sandboxes.local.compose.member import PREFIX_BITS, Member
 from harbor_gym.sandboxes.local.compose.model import MAIN, Dependency, Mount, Project, Restart, Service
 from harbor_gym.sandboxes.local.compose.process import ServiceProcess
@@ -62,9 +63,17 @@ class RunningServices:
         Raises:
             SandboxStartError: One is not available.
         """
+        by_source: dict[ImageSource, list[ServiceSandbox]] = {}
+        for sandbox in self.sandboxes.values():
+            by_source.setdefault(sandbox.member.source, []).append(sandbox)
+
+        async def build(sandboxes: Sequence[ServiceSandbox]) -> None:
+            for number, sandbox in enumerate(sandboxes):  # those after the first find the image
+                await sandbox.build_image(force_build=force_build and number == 0)
+
         async with task_group() as group:
-            for sandbox in self.sandboxes.values():
-                group.create_task(sandbox.build_image(force_build=force_build))
+            for sandboxes in by_source.values():
+                group.create_task(build(sandboxes))
 
     async def start(self, main: LocalEnvironment, begin_main: Callable[[], Awaitable[None]]) -> None:
         """Start all services, and return when each of them runs, is healthy or has completed as it is to.
@@ -188,6 +197,7 @@ class RunningServices:
         if service.shm_bytes:
             await sandbox.share("shm", {"size_bytes": service.shm_bytes})
         for mount in sorted(service.mounts, key=lambda mount: mount.target.count("/")):
+            await self._make_place(main, service, mount)
             if mount.kind == "tmpfs":
                 details = {"target": mount.target, "size_bytes": mount.size_bytes, "mode": mount.mode}
                 await sandbox.share("memory", details)
@@ -201,9 +211,19 @@ class RunningServices:
         if service.is_read_only:
             await sandbox.share("close_root", {})
 
-    async def _lend(self, main: SupervisedSandbox, source: str, part: str) -> int:
+    async def _make_place(self, main: SupervisedSandbox, service: Service, mount: Mount) -> None:
+        """Make the place of a mount that is below a mounted directory of the same service."""
+        above = [other for other in service.mounts if mount.target.startswith(f"{other.target.rstrip('/')}/")]
+        outer = max(above, key=lambda other: other.target.count("/"), default=None)
+        if outer is None or outer.kind == "tmpfs":
+            return
+        part = Path(outer.source).name if outer.kind == "bind" else outer.part
+        makes = {"makes": mount.target[len(outer.target.rstrip("/")) :], "makes_file": _is_file(mount)}
+        os.close(await self._lend(main, outer.source, part, **makes))
+
+    async def _lend(self, main: SupervisedSandbox, source: str, part: str, **makes: object) -> int:
         name = self._volumes.setdefault(source, str(len(self._volumes)))
-        return await main.share("lend", {"name": name, "size_bytes": self._storage_bytes, "part": part})
+        return await main.share("lend", {"name": name, "size_bytes": self._storage_bytes, "part": part, **makes})
 
     async def _attach(self, main: SupervisedSandbox, sandbox: SupervisedSandbox, mount: Mount) -> None:
         tree = await self._lend(main, mount.source, mount.part)
@@ -327,6 +347,10 @@ async def _is_soon_healthy(declared: Healthcheck, check: Check) -> bool:
 
 def _root(command: str) -> CommandSpec:
     return CommandSpec(command, "0", "/", {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
+
+
+def _is_file(mount: Mount) -> bool:
+    return mount.kind == "bind" and (mount.text is not None or not Path(mount.source).is_dir())
 
 
 def _copy(mount: Mount, target: Path) -> None:

@@ -89,13 +89,16 @@ class Volumes:
     def __init__(self) -> None:
         self._made: set[str] = set()
 
-    def lend(self, name: str, size_bytes: int, part: str = "") -> int:
+    def lend(self, name: str, size_bytes: int, part: str = "", makes: str = "", *, makes_file: bool = False) -> int:
         """Return a mount without a name of a volume, made at the first call.
 
         Args:
             name: The volume's name: a file name.
             size_bytes: Its size, when it is made.
             part: A path in it instead of its root.
+            makes: A path below that, whose missing directories are made, root's: another mount comes there. A
+                sandbox's own supervisor can't make them, as it is no owner of the volume's files.
+            makes_file: Whether the last of them is a file.
 
         Raises:
             OSError: The kernel refuses, or it has no such path.
@@ -111,6 +114,7 @@ class Volumes:
         if inside is None:
             raise OSError(errno.ENOENT, f"the volume has no {part!r}, or only behind a link")
         try:
+            _make_below(inside, [name for name in makes.split("/") if name], makes_file=makes_file)
             return clone_tree(inside)
         finally:
             os.close(inside)
@@ -203,6 +207,24 @@ def close_root() -> None:
         OSError: The kernel refuses.
     """
     close_mount("/")
+
+
+def _make_below(directory: int, names: Sequence[str], *, makes_file: bool) -> None:
+    """Make what is missing of a path below a directory, through no link."""
+    place = os.dup(directory)
+    try:
+        for depth, name in enumerate(names, 1):
+            with contextlib.suppress(FileExistsError):
+                if makes_file and depth == len(names):
+                    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=place))
+                else:
+                    os.mkdir(name, 0o755, dir_fd=place)
+            if depth < len(names):
+                below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+                os.close(place)
+                place = below
+    finally:
+        os.close(place)
 
 
 def _make_target(path: str, owner: int, *, is_directory: bool) -> None:
