@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-criu engines-registry engines-browser train learn learn-real policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-criu engines-registry engines-browser train learn learn-real learn-context policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -43,6 +43,9 @@ learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds he
 
 learn-real: setup engines-local ## Show that a pretrained model learns: fine-tuned, then trained, 3 seeds, hours; a table (ARGS= adds flags of train)
 	.venv/bin/python .ci/learn_real.py $(ARGS)
+
+learn-context: setup engines-local ## Compare ways to treat a full context, 3 seeds each, an hour or two; a table and a figure (ARGS= adds flags of sweep)
+	.venv/bin/python .ci/learn_context.py $(ARGS)
 
 policy: setup engines-local ## Make the policy anew that is shipped for tasks/devops_task
 	.venv/bin/python .ci/policy.py tasks/devops_task
