@@ -1,6 +1,7 @@
 """Sandboxes for tests, made without a trial around them: local ones, if no other kind is named."""
 
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def make[T: BaseEnvironment](kind: type[T], directory: Path, dockerfile: str | N
     return kind(
         environment_dir=context,
         environment_name="test",
-        session_id="test__env",
+        # Docker's names are the machine's, on which other tests run at the same time.
+        session_id="test__env" if issubclass(kind, LocalEnvironment) else f"test__{secrets.token_hex(4)}",
         trial_paths=TrialPaths(directory / "trial"),
         task_env_config=EnvironmentConfig(**config),
         **options,

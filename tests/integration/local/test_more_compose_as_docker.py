@@ -203,7 +203,7 @@ CASES: Cases = {
     },
     ("limited", ""): {
         "no zombies": "sh -c '(sleep 0.05 &)'; sleep 0.3; grep -l 'State:.Z' /proc/[0-9]*/status | wc -l",
-        "memory that is too much": "head -c 300M /dev/zero | tail -n 1 | wc -c | grep -c 314572800",
+        "memory that is too much": "sh -c 'head -c 300M /dev/zero | tail -n 1 | wc -c' 2>/dev/null",
         "processes that are too many": "bash -c 'for i in $(seq 80); do sleep 2 & done' 2>&1 | grep -c -m1 fork",
     },
     ("hosted", ""): {
