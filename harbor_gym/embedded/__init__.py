@@ -83,7 +83,8 @@ async def ensure_policy(
         rebuild: Make the policy even if it is cached or shipped.
         base: The directory of a pretrained model to fine-tune; None makes a tiny policy.
         demonstrations: Episodes that the demonstrator plays; None is :data:`DEMONSTRATIONS`, or with ``base``
-            :data:`PRETRAINED_DEMONSTRATIONS`.
+            :data:`PRETRAINED_DEMONSTRATIONS`. With ``base`` it plays twice as many, and half of those that are learnt
+            from solved the task.
         progress: Called as ``progress(phase, done, total, loss)`` while a policy is made, perhaps in another thread;
             ``phase`` is ``"demonstrations"``, ``"warm start"`` or ``"shipped policy"``; only a warm start has a loss.
 
@@ -109,7 +110,7 @@ async def ensure_policy(
             if progress is not None:
                 progress("shipped policy", 1, 1, None)
             return shipped
-        from harbor_gym.embedded.demonstrations import play_demonstrations
+        from harbor_gym.embedded.demonstrations import half_solved, play_demonstrations
         from harbor_gym.embedded.policy import training_stack
 
         with training_stack():  # report a missing extra before the demonstrator plays for a minute
@@ -120,12 +121,13 @@ async def ensure_policy(
             sandbox=await asyncio.to_thread(_quickest, sandbox),
             agent=agent,
             action_format=action_format,
-            episodes=episodes,
+            episodes=episodes if base is None else 2 * episodes,
             seed=seed,
             **({} if agent is None else {"concurrency": _AGENT_CONCURRENCY}),
             progress=None if progress is None else lambda done, total: progress("demonstrations", done, total, None),
         )
-        conversations = [list(demonstration.messages) for demonstration in played]
+        learnt = played if base is None else half_solved(played, episodes)
+        conversations = [list(demonstration.messages) for demonstration in learnt]
         # One at a time on a machine: torch's waiting threads spin, so that two warm starts block each other.
         async with locked("warm-start"):
             return await _warm_start(conversations, folder, renderer_name, seed, base, progress)

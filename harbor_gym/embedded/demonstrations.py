@@ -101,6 +101,19 @@ def summary(played: Sequence[Demonstration]) -> str:
     return f"{len(played)} episodes, {solved:.0%} solved, {fmean(item.turns for item in played):.2f} turns; {counts}"
 
 
+def half_solved(played: Sequence[Demonstration], count: int) -> list[Demonstration]:
+    """Return ``count`` demonstrations in their order, half of which solved the task, as far as there are so many.
+
+    What a pretrained model learns from a few demonstrations that mostly fail may solve nothing, and reinforcement
+    learning begins with what is solved; after those that all succeed it has little left to learn.
+    """
+    solved = [item for item in played if item.reward >= 1]
+    others = [item for item in played if item.reward < 1]
+    most = max(count // 2, count - len(others))
+    kept = {id(item) for item in (*solved[:most], *others[: count - len(solved[:most])])}
+    return [item for item in played if id(item) in kept]
+
+
 async def play_in_env(config: TerminalEnvConfig, demonstrator: Demonstrator) -> Demonstration:
     """Play one episode in our own loop.
 

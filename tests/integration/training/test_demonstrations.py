@@ -12,10 +12,11 @@ from typing import Any, ClassVar, override
 import pytest
 
 from harbor_gym.embedded import demonstrator
-from harbor_gym.embedded.demonstrations import play_demonstrations, summary
+from harbor_gym.embedded.demonstrations import half_solved, play_demonstrations, summary
 from harbor_gym.embedded.demonstrator import (
     MOVES_PATH,
     WRITTEN_FORMATS,
+    Demonstration,
     Demonstrator,
     Script,
     load_script,
@@ -115,6 +116,24 @@ MALFORMED: list[tuple[Edit, str]] = [
     (lambda s: s["stages"]["key"]["moves"][0].update(weight=0), "weight"),
     (lambda s: s["stages"]["key"]["moves"][0].update(keystroke="ls"), "keystroke"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [
+        ("00010011", "0123467"),
+        ("11110000", "0145"),
+        ("00000000", "0123"),
+        ("11111111", "0123"),
+        ("00000001", "0127"),
+        ("11111110", "0127"),
+    ],
+)
+def test_half_of_what_a_pretrained_model_learns_was_solved(rewards: str, kept: str) -> None:
+    """In the order in which they were played, and as many as are asked for where there are fewer solved ones."""
+    played = [Demonstration((), float(reward), turn, EndReason.COMPLETED) for turn, reward in enumerate(rewards)]
+    count = len(kept)
+    assert "".join(str(item.turns) for item in half_solved(played, count)) == kept
 
 
 @pytest.mark.parametrize(("edit", "complaint"), MALFORMED)
