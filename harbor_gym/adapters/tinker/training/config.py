@@ -172,7 +172,7 @@ class TrainConfig(BaseModel):
     """Base model: a name; for the local backend a directory or smollm2-135m, and by default the embedded policy."""
 
     demonstrations: int | None = _field(HOW, ge=0)
-    """Demonstrations, half of them solved, on which a local model is fine-tuned first; 0 is none, as for a directory."""
+    """Demonstrations, half of them solved, on which a local model is fine-tuned first; 0: none, as for a directory."""
 
     renderer_name: str = _by_backend("renderer_name", HOW)
     """tinker-cookbook renderer, or chat_template: the tokenizer's own."""
