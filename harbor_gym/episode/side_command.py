@@ -29,7 +29,7 @@ async def run_side_command(
     """Run shell text once in the phase's sandbox, as the policy's user, or in a service, as the service's.
 
     Raises:
-        SandboxLostError: The sandbox could not run it at all.
+        SandboxError: The sandbox could not run it at all.
         UsageError: There is no such service, or it does not run.
     """
     started = time.monotonic()
@@ -46,7 +46,8 @@ async def run_side_command(
     except SandboxTimeoutError:
         return SideResult(None, "", time.monotonic() - started)
     except SandboxError as exc:
-        if isinstance(exc, SandboxLostError) and not isinstance(exc.__cause__, ServiceOperationsUnsupportedError):
+        is_lost = isinstance(exc, SandboxLostError) and not isinstance(exc.__cause__, ServiceOperationsUnsupportedError)
+        if service is None or is_lost:
             raise
         raise UsageError(f"service {service!r}: {exc.__cause__ or exc}") from exc
     output = f"{done.stdout or ''}{done.stderr or ''}"
