@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor import cgroups
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.rootless import run_rootless
 from tests.helpers.sandboxes.local import make, output, running
 from tests.helpers.sandboxes.program import run_in_program
 
@@ -207,11 +207,31 @@ async def test_a_service_that_is_not_there_is_a_clear_error(tmp_path: Path) -> N
             await sandbox.service_exec("true", service="side")
 
 
+AS_USER = """\
+import sys, pytest
+from tests.helpers import engines
+engines.has_engine = lambda engine: True
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+FOR_ROOT = "part_of_a_volume or as_an_ordinary_user or with_docker or sixteen"
+"""Tests that call the supervisor's program in namespaces of their own, need another daemon, or show scale."""
+
+
+@pytest.mark.slow
+async def test_as_an_ordinary_user() -> None:
+    files = (f"tests/integration/local/test_compose_{name}.py" for name in ("confinement", "episodes"))
+    done = await run_rootless("-c", AS_USER, *files, "-k", f"not ({FOR_ROOT})")
+    assert " skipped" not in done.stdout, done.stdout
+    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) >= 15, done.stdout
+
+
 SCRIPT = """\
 import asyncio, sys, pathlib
-from tests.integration.local.test_compose_confinement import PUBLIC, write
+from tests.integration.local.test_compose_confinement import COMPOSE, PUBLIC, write
 async def main():
-    sandboxes = [write(pathlib.Path(sys.argv[1]) / str(number), network_policy=PUBLIC) for number in range(4)]
+    directories = [pathlib.Path(sys.argv[1]) / str(number) for number in range(4)]
+    compose = COMPOSE.replace("1234567", sys.argv[2])
+    sandboxes = [write(directory, compose, network_policy=PUBLIC) for directory in directories]
     await asyncio.gather(*(sandbox.start(force_build=False) for sandbox in sandboxes))
     print("up", flush=True)
     await asyncio.sleep(1000)
@@ -221,18 +241,22 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    duration = str(10_000_000 + os.getpid())  # of this test's services alone
+    argv = [sys.executable, "-c", SCRIPT, str(tmp_path), duration]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "up\n"
-        assert len(sleepers()) == 8
-        left = traces(trainer.pid)
-        assert {kind for kind, _ in left} >= {"network", "group"}
-        os.kill(trainer.pid, signal.SIGKILL)
+        try:
+            assert trainer.stdout is not None
+            assert trainer.stdout.readline() == "up\n"
+            assert len(sleepers(duration)) == 8
+            left = traces(trainer.pid)
+            # An ordinary user sees no namespaces of processes that can't be dumped, and makes no control groups.
+            assert os.geteuid() != 0 or {kind for kind, _ in left} >= {"network", "group"}
+        finally:
+            trainer.kill()
     ends = time.monotonic() + PATIENCE_SEC
-    while (sleepers() or left & traces(trainer.pid)) and time.monotonic() < ends:
+    while (sleepers(duration) or left & traces(trainer.pid)) and time.monotonic() < ends:
         time.sleep(0.05)
-    assert not sleepers()
+    assert not sleepers(duration)
     assert not left & traces(trainer.pid)
 
 
@@ -243,17 +267,18 @@ def traces(trainer: int) -> set[tuple[str, str]]:
         with contextlib.suppress(OSError):
             found.add(("network", str(link.readlink())))
     found.discard(("network", str(Path("/proc/self/ns/net").readlink())))
-    for place in cgroups.places().values():
+    for place in cgroups.places().values() if os.geteuid() == 0 else ():
         found |= {("group", path.name) for path in place.directory.glob(f"harbor-gym-*.{trainer}.*")}
     return found
 
 
-def sleepers() -> list[str]:
-    """Return the processes of the services' commands on this machine."""
+def sleepers(duration: str) -> list[str]:
+    """Return the processes of the services' commands on this machine, by how long they sleep."""
+    command = f"sleep\0{duration}\0".encode()
     found: list[str] = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            found += [place.name] if (place / "cmdline").read_bytes() == b"sleep\x001234567\x00" else []
+            found += [place.name] if (place / "cmdline").read_bytes() == command else []
         except OSError:
             continue
     return found

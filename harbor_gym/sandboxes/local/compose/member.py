@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harbor_gym._runtime import rootless
 from harbor_gym.sandboxes.errors import TaskUnsupportedError
 from harbor_gym.sandboxes.images.build import Image, ImageSource
 from harbor_gym.sandboxes.images.chosen import Recipe
@@ -142,9 +141,7 @@ def require_options(options: LocalOptions) -> None:
         TaskUnsupportedError: It can't; the message names the option.
     """
     why = ""
-    if rootless.is_rootless():
-        why = "only root's sandboxes can be joined by a network: run as root"
-    elif options.network == "machine":
+    if options.network == "machine":
         why = "the sandbox option network='machine' gives them no network of their own: leave it out"
     elif options.forkable:
         why = "the sandbox option forkable is refused, as services can't be copied exactly: leave it out"
