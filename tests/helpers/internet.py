@@ -24,7 +24,7 @@ from typing import Any, override
 from tests.helpers.certificates import write_certificate
 
 HERE, SITE, LISTED, EVIL = "203.0.113.1", "203.0.113.10", "203.0.113.30", "203.0.113.66"
-HERE6, LISTED6, GATEWAY6 = "2001:db8:2::1", "2001:db8:1::30", "2001:db8:2::fe"
+LISTED6 = "2001:db8:1::30"
 PRIVATE, METADATA, RESOLVER = "10.1.2.3", "169.254.169.254", "203.0.113.254"
 LOG_URL = f"http://{RESOLVER}:8099/"
 RECORDS: dict[str, list[str]] = {
@@ -45,7 +45,7 @@ RECORDS: dict[str, list[str]] = {
 LONG_BYTES = 256 << 20
 """Of a site's page /long."""
 _ADDRESSES = (SITE, LISTED, EVIL, PRIVATE, METADATA, "203.0.113.20", "203.0.113.21", "203.0.113.130", "203.0.113.144")
-_BESIDE_HERE6 = "2001:db8:2::82"
+_HERE6, _GATEWAY6, _BESIDE6 = "2001:db8:2::1", "2001:db8:2::fe", "2001:db8:2::82"
 _ADDRESSES6 = (LISTED6, "2001:db8:1::31", "2001:db8:2:1::90", "2001:db8:ffff::", "2003::5", "100::5", "fd12::3",
                "fec0::5", "fd00:ec2::254", "fd20:ce::254", "64:ff9b::cb00:711e", "2002:cb00:711e::1")  # fmt: skip
 _seen: dict[str, list[Any]] = {"queries": [], "connections": []}
@@ -196,8 +196,8 @@ def _internet(folder: Path) -> Generator[None]:
             theirs.recv(1)
             _ip("link set lo up", f"addr add {RESOLVER}/24 dev there", "link set there up")
             _ip(*(f"addr add {address}/32 dev lo" for address in _ADDRESSES), f"route add default via {HERE}")
-            _ip(*(f"addr add {address}/64 dev there nodad" for address in (GATEWAY6, _BESIDE_HERE6)))
-            _ip(*(f"addr add {address}/128 dev lo" for address in _ADDRESSES6), f"route add default via {HERE6}")
+            _ip(*(f"addr add {address}/64 dev there nodad" for address in (_GATEWAY6, _BESIDE6)))
+            _ip(*(f"addr add {address}/128 dev lo" for address in _ADDRESSES6), f"route add default via {_HERE6}")
             _serve(folder)
             theirs.send(b"1")
             signal.pause()
@@ -207,7 +207,7 @@ def _internet(folder: Path) -> Generator[None]:
         ours.recv(1)
         _ip("link set lo up", f"link add here type veth peer name there netns {server}")
         _ip(f"addr add {HERE}/24 dev here", "link set here up", f"route add default via {RESOLVER}")
-        _ip(f"addr add {HERE6}/64 dev here nodad", f"route add default via {GATEWAY6}")
+        _ip(f"addr add {_HERE6}/64 dev here nodad", f"route add default via {_GATEWAY6}")
         ours.send(b"1")
         ours.recv(1)
         yield

@@ -1,7 +1,8 @@
 """The network of a sandbox with an allowlist: sockets in its network namespace, and a proxy outside behind them.
 
-The namespace has a device with a route to everywhere, from which nobody takes packets: what the packet filter does not
-lead to the sockets goes nowhere. The proxy starts with the first connection or query; many sandboxes have none.
+The namespace has a device with a route to everywhere in IPv4 and to listed networks of IPv6, from which nobody takes
+packets: what the packet filter does not lead to the sockets goes nowhere. The proxy starts with the first connection or
+query; many sandboxes have none.
 
 Source: the kernel's linux/netfilter/nf_tables.h (redirect), udp(7), tcp(7).
 """

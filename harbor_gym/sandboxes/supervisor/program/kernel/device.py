@@ -67,7 +67,7 @@ def route_ipv6(name: str, address: str, networks: Iterable[str]) -> None:
     Raises:
         OSError: The kernel refuses.
     """
-    # The kernel gave it a link-local address, and with it a way to these.
+    # The kernel gave it a link-local address, and with it a way to others, where a connection would wait in vain.
     for setting, value in (("disable_ipv6", "1"), ("addr_gen_mode", _NO_ADDRESS), ("disable_ipv6", "0")):
         set_ipv6(name, setting, value)
     index, own = socket.if_nametoindex(name), socket.inet_pton(socket.AF_INET6, address)

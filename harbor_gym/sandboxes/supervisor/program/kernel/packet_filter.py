@@ -146,9 +146,8 @@ def allow_networks(
         OSError: The kernel refuses.
     """
     to_dns = [*_to(name_server), *_at(_TRANSPORT, 2, 2, struct.pack("!H", _DNS))]
-    lists = [(_IPV4, connections_port, [network for network in networks if ":" not in network])]
-    if ipv6 := [network for network in networks if ":" in network]:
-        lists.append((_IPV6, ipv6_port, ipv6))
+    ipv4 = [network for network in networks if ":" not in network]
+    ipv6 = [network for network in networks if ":" in network]
     is_redirected = [
         _expression(b"ct", [(2, _STATUS), (1, 1)]),
         _expression(b"bitwise", [(1, 1), (2, 1), (3, 4), (4, [(1, _REDIRECTED)]), (5, [(1, bytes(4))])]),
@@ -160,14 +159,8 @@ def allow_networks(
         *_open(devices, _LISTED),
         _rule([*_is_protocol(socket.IPPROTO_UDP), *to_dns, *_redirect(queries_port)], _LISTED),
         _rule([*_is_protocol(socket.IPPROTO_TCP), *to_dns, *_redirect(connections_port)], _LISTED),
-        *(
-            message
-            for family, port, own in lists
-            for message in (
-                *_set(own, family),
-                _rule([*_is_protocol(socket.IPPROTO_TCP), *_to_set(family), *_redirect(port)], _LISTED),
-            )
-        ),
+        *_lead(ipv4, _IPV4, connections_port),
+        *(_lead(ipv6, _IPV6, ipv6_port) if ipv6 else []),
         _chain(_CHAIN, b"filter\0", 0),
         _rule([*_is(_DEVICE, _LOOPBACK), _verdict(_ACCEPT)]),
         *([_rule([*_of(_IPV6), *is_redirected, _verdict(_ACCEPT)])] if ipv6 else []),
@@ -178,6 +171,11 @@ def allow_networks(
     ]
     what = "no packet filter for the allowlist (which needs nftables with nat, redirect and connection tracking)"
     netlink.send(_NETLINK_NETFILTER, *_batch(made, replaces=True), what)
+
+
+def _lead(networks: Iterable[str], family: _Family, port: int) -> list[_Made]:
+    to_port = [*_is_protocol(socket.IPPROTO_TCP), *_to_set(family), *_redirect(port)]
+    return [*_set(networks, family), _rule(to_port, _LISTED)]
 
 
 @functools.cache
