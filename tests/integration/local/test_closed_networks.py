@@ -106,8 +106,14 @@ listed(lambda context: library.nft_run_cmd_from_buffer(context, of_list(to_ipv6,
 """
 
 
+MANY = tuple(f"203.{number >> 8}.{number & 255}.0/25" for number in range(2000))
+"""More than one message to the kernel can hold."""
+
+
 @pytest.mark.parametrize(
-    "networks", [closed_networks(has_private=False), closed_networks(has_private=True), ("10.0.0.0/9", "10.128.0.0/9")]
+    "networks",
+    [closed_networks(has_private=False), closed_networks(has_private=True), ("10.0.0.0/9", "10.128.0.0/9"), MANY],
+    ids=["closed", "private", "adjacent", "many"],
 )
 def test_the_kernel_gets_the_rules_as_from_libnftables(networks: tuple[str, ...]) -> None:
     done = run_in_program(_LIST, NAME_SERVER, *networks)

@@ -9,6 +9,7 @@ Source: nft(8), the kernel's linux/netfilter/nf_tables.h and nfnetlink.h.
 
 import fcntl
 import functools
+import itertools
 import socket
 import struct
 from collections.abc import Iterable
@@ -67,6 +68,8 @@ _STATUS, _REDIRECTED = 2, struct.pack("I", 1 << 5)
 """NFT_CT_STATUS and IPS_DST_NAT."""
 _DEVICE, _FAMILY, _PROTOCOL = 7, 15, 16
 _NETWORK, _TRANSPORT = 1, 2
+_ELEMENTS_AT_ONCE = 512
+"""An attribute has at most 64 KiB, and an element 44 bytes."""
 _ANONYMOUS_CONSTANT_INTERVALS, _ENDS = 7, 1
 _DNS = 53
 type _Made = tuple[int, int, list[tuple[int, Value]]]
@@ -233,7 +236,10 @@ def _set(networks: Iterable[str], family: _Family) -> list[_Made]:
     form: list[tuple[int, Value]] = [(3, _ANONYMOUS_CONSTANT_INTERVALS), (4, family.kind), (5, family.size)]
     return [
         (_NEW_SET, CREATE, [(1, _TABLE), (2, _SET), *form, (10, family.set_id), (9, [(1, len(elements))])]),
-        (_NEW_ELEMENTS, CREATE, [(1, _TABLE), (2, _SET), (4, family.set_id), (3, elements)]),
+        *(
+            (_NEW_ELEMENTS, CREATE, [(1, _TABLE), (2, _SET), (4, family.set_id), (3, list(some))])
+            for some in itertools.batched(elements, _ELEMENTS_AT_ONCE)
+        ),
     ]
 
 
