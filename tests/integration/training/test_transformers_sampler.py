@@ -1,9 +1,14 @@
 """A model of transformers in this process as the policy of episodes, and of one of Harbor's agents."""
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from harbor.models.trial.config import TaskConfig
 
@@ -12,6 +17,7 @@ from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
 from harbor_gym.gateway import SessionLimits, TemplateConversationCodec
 from harbor_gym.harbor import RolloutInterface
 from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
 from tests.helpers.policies.random_policy import write_endless_policy, write_random_model, write_random_policy
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
@@ -149,3 +155,39 @@ async def test_it_plays_episodes_and_keeps_their_turns(agent: str | None, engine
         assert len(sampled) == sum(main.mask) > 3
     whole = sum(len(rollout.main.token_ids) for rollout in rollouts)
     assert sample.computed_tokens <= whole, "no turn is read twice"
+
+
+@pytest.mark.local
+@pytest.mark.slow
+async def test_the_pages_programs(engines: None, tmp_path: Path) -> None:
+    """They run as docs/guide/engines.md has them, but for the model, the task and a size."""
+    require_engine("local")
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guide/engines.md").read_text(), re.DOTALL)
+    assert len(programs) == 2
+    policy = write_endless_policy(tmp_path / "policy")
+    places = {"models/smollm2": str(policy), "task:devops_task": str(write_task(tmp_path / "task"))}
+    for number, text in enumerate(programs):
+        for place, own in {**places, "max_tokens=64": "max_tokens=12"}.items():
+            text = text.replace(place, own)
+        (tmp_path / f"{number}.py").write_text(text)
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def begin(number: int) -> Any:
+        command = sys.executable, f"{number}.py"
+        return asyncio.create_subprocess_exec(*command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE)
+
+    played = await begin(0)
+    *episodes, computed = (await played.communicate())[0].decode().splitlines()
+    assert played.returncode == 0
+    assert [line.split()[:2] for line in episodes] == [["0.0", "max_turns"]] * 2
+    assert re.fullmatch(r"\d+ prompt tokens went through the model", computed)
+    serving = await begin(1)
+    try:
+        address = (await serving.stdout.readline()).decode().strip()
+        body = {"model": "policy", "messages": [{"role": "user", "content": "ls"}]}
+        async with aiohttp.ClientSession() as client, client.post(f"{address}/chat/completions", json=body) as answer:
+            assert answer.status == 200
+            assert (await answer.json())["usage"]["completion_tokens"] <= 12
+    finally:
+        serving.kill()
+        await serving.wait()
