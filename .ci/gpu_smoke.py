@@ -223,7 +223,9 @@ def device_of(name: str) -> Any:
 
         from harbor_gym.embedded.engine.devices import device_of
     except ImportError as exc:
-        raise NotHereError(f"{exc}; see the head of this file for what it needs") from exc
+        raise NotHereError(
+            f"{exc}: pip install torch transformers peft, and with --no-deps {' '.join(PACKAGES)}"
+        ) from exc
     try:
         return device_of(name)
     except ValueError as exc:

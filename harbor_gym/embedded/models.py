@@ -117,7 +117,7 @@ def _fetch(model: Pretrained, folder: Path) -> None:
 
 
 def convert(file: Path, folder: Path, end: str) -> None:
-    """Write a GGUF file's model and tokenizer as a Hugging Face directory; ``end`` is the mark that ends its messages."""
+    """Write a GGUF file's model and tokenizer as a Hugging Face directory; ``end`` is the mark of a message's end."""
     model, tokenizer = load_policy(file.parent, gguf_file=file.name)
     tokenizer.eos_token = tokenizer.pad_token = end
     tokenizer.clean_up_tokenization_spaces = False  # it would change a terminal's text

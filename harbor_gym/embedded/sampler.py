@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.embedded.engine.devices import kept_bytes
-from harbor_gym.embedded.engine.generation import Generation, Request
+from harbor_gym.embedded.policy import training_stack
 from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
 from harbor_gym.types import Sample
+
+with training_stack():
+    from harbor_gym.embedded.engine.devices import kept_bytes
+    from harbor_gym.embedded.engine.generation import Generation, Request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
