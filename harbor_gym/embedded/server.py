@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.console.progress import ticking
@@ -86,6 +86,7 @@ class TrainingServer:
         python: str = sys.executable,
         stall_timeout_sec: float = 300,
         is_compiled: bool | None = None,
+        device: str | None = None,
     ) -> None:
         """Configure the server; nothing runs before :meth:`start`.
 
@@ -97,14 +98,17 @@ class TrainingServer:
             python: Interpreter that has SkyRL; harbor_gym need not be installed there.
             stall_timeout_sec: Longest pause, in seconds, in which :meth:`start` sees no progress: the server uses no
                 processor time, and does nothing new. A start that makes progress may take any time.
-            is_compiled: Whether SkyRL's JAX engine serves the model, and not transformers' classes; None decides by its
-                size. Only the engine that saved a checkpoint can load it.
+            is_compiled: Whether SkyRL's JAX engine serves the model, on the CPU, and not transformers' classes; None
+                decides by its size. Only the engine that saved a checkpoint can load it.
+            device: Where transformers' classes compute: ``cpu``, ``cuda`` or ``cuda:1``. None is CUDA where the
+                server's torch sees a GPU, and else the CPU.
         """
         self.model_dir = model_dir.resolve()
         self.state_dir = state_dir.resolve()
         self.log_path = self.state_dir / "server.log"
         self._max_lora_rank = max_lora_rank
         self._is_compiled = is_compiled
+        self._device = device
         self._python = python
         self._stall_timeout_sec = stall_timeout_sec
         self._process: asyncio.subprocess.Process | None = None
@@ -238,7 +242,7 @@ class TrainingServer:
         ]
 
     def _engine(self) -> list[str]:
-        settings: dict[str, int] = {"max_lora_adapters": _LORA_SLOTS, "max_lora_rank": self._max_lora_rank}
+        settings: dict[str, Any] = {"max_lora_adapters": _LORA_SLOTS, "max_lora_rank": self._max_lora_rank}
         is_compiled = models.is_compiled(self.model_dir) if self._is_compiled is None else self._is_compiled
         if is_compiled:
             backend = "jax"
@@ -246,6 +250,8 @@ class TrainingServer:
         else:
             backend = TRANSFORMERS
             settings |= {"sequences_at_once": _SEQUENCES_AT_ONCE, "kept_mib": free_memory_mb() // _KEPT_SHARE}
+            if self._device is not None:
+                settings["device"] = self._device
             if "OMP_NUM_THREADS" not in os.environ:
                 # Threads that wait for each other spin: with all processors, sandboxes and trainer would wait for them.
                 settings["threads"] = max(1, len(os.sched_getaffinity(0)) // 2)

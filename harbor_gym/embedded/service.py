@@ -140,6 +140,7 @@ async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar
         max_lora_rank=run.config.lora_rank,
         stall_timeout_sec=run.config.server_timeout_sec,
         python=server_python(),
+        device=run.config.device,
     )
     async with contextlib.AsyncExitStack() as stack:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read at an import
@@ -204,5 +205,6 @@ async def _model_dir(run: TrainRun, show: Show, bar: ShowBar) -> Path:
         seed=config.seed,
         base=base,
         demonstrations=demonstrations_of(config) or None,
+        device=config.device,
         progress=show_preparation,
     )

@@ -102,6 +102,7 @@ def warm_start(
     seed: int = 0,
     steps: int = WarmStartSettings.steps,
     base: Path | None = None,
+    device: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Train a policy on ``conversations`` and return its Hugging Face directory.
@@ -118,11 +119,13 @@ def warm_start(
         seed: See :attr:`WarmStartSettings.seed`.
         steps: See :attr:`WarmStartSettings.steps`.
         base: The directory of a pretrained model, all of whose weights are trained; None makes a tiny policy.
+        device: Where a pretrained model is trained: ``cpu``, ``cuda`` or ``cuda:1``; None is CUDA where torch sees a
+            GPU. A tiny policy is always trained on the CPU.
         progress: Called after each step, in this thread. Its exception ends the training and leaves nothing behind.
 
     Raises:
         UsageError: There is nothing to learn from, a conversation can't be rendered, or the policy's directory is there
-            without its record.
+            without its record. Or there is no such device.
         MissingDependencyError: torch, transformers or the cookbook is not installed.
     """
     more: dict[str, Any] = {} if base is None else {**PRETRAINED_SETTINGS, "base": str(base)}
@@ -136,7 +139,7 @@ def warm_start(
         raise UsageError("a warm start needs conversations with answers of the assistant; there are none")
     with publishing_once(final) as building:
         building.mkdir()
-        record = _build(conversations, building, settings, progress)
+        record = _build(conversations, building, settings, device, progress)
         (building / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return final
 
@@ -185,6 +188,7 @@ def _build(
     conversations: Sequence[Sequence[Mapping[str, str]]],
     directory: Path,
     settings: WarmStartSettings,
+    device: str | None,
     progress: Callable[[Progress], None] | None,
 ) -> dict[str, Any]:
     texts = (message["content"] for conversation in conversations for message in conversation)
@@ -195,6 +199,7 @@ def _build(
         )
     else:
         model, tokenizer = policy.load_policy(settings.base)
+        model.to(_device_of(device))
     encode = conversation_encoder(tokenizer, settings.renderer_name)
     rows = [encode(conversation) for conversation in conversations]
     longest = max(len(row.tokens) for row in rows)
@@ -210,6 +215,15 @@ def _build(
         "parameters": model.num_parameters(),
         "final_loss": losses[-1],
     }
+
+
+def _device_of(name: str | None) -> torch.device:
+    from harbor_gym.embedded.engine.devices import device_of
+
+    try:
+        return device_of(name)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
 
 
 def _train(

@@ -21,6 +21,7 @@ from skyrl.tinker import types
 from skyrl.utils.storage import download_and_unpack, pack_and_upload
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from .devices import device_of, kept_bytes
 from .generation import Generation, Request, Sampled
 from .losses import LOSSES, token_losses
 from .scoring import add_gradients, target_logprobs
@@ -49,6 +50,9 @@ class TransformersConfig(BaseModel, extra="forbid"):
     threads: int | None = Field(default=None, ge=1)
     """Torch's threads; None is torch's own number."""
 
+    device: str | None = None
+    """Where to compute: cpu, cuda or cuda:1. None is CUDA where torch sees a GPU, and else the CPU."""
+
 
 @dataclass
 class _Trained:
@@ -66,7 +70,7 @@ class _Trained:
 
 
 class TransformersBackend(AbstractBackend):
-    """Trains and samples one base model with any number of adapters, in float32 on the CPU."""
+    """Trains and samples one base model with any number of adapters, in float32."""
 
     def __init__(self, base_model: str, config: TransformersConfig) -> None:
         self.config = config
@@ -74,11 +78,13 @@ class TransformersBackend(AbstractBackend):
         self._base_model = base_model
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32).eval()
+        device = device_of(config.device)
+        model: Any = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32).eval()
+        self._model = model.to(device)
         # An adapter that is never used: PEFT always wants one to be active.
         self._peft = peft.PeftModel(self._model, self._lora(_ATTENTION[:1], rank=1, alpha=1), _NO_ADAPTER)
         tokenizer: Any = AutoTokenizer.from_pretrained(base_model)
-        self._generation = Generation(self._model, tokenizer.decode, config.kept_mib << 20)
+        self._generation = Generation(self._model, tokenizer.decode, kept_bytes(device, config.kept_mib << 20))
         self._trained: dict[str, _Trained] = {}
         self._numbers = itertools.count()
 
@@ -202,7 +208,9 @@ class TransformersBackend(AbstractBackend):
             with download_and_unpack(checkpoint_path) as folder:
                 self._read_adapter(folder, trained.adapter, trained.lora)
                 if load_optimizer:
-                    trained.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+                    # A GPU's tensors would ask for that GPU: the optimizer moves them to its parameters.
+                    state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
+                    trained.optimizer.load_state_dict(state)
         except (OSError, tarfile.TarError) as exc:
             raise ValueError(f"{checkpoint_path} is no checkpoint of this server's: {exc}") from exc
 
@@ -303,7 +311,7 @@ def _sequence(sampled: Sampled) -> types.GeneratedSequence:
 
 def _losses(batch: types.PreparedModelPassBatch, at: int, logprobs: torch.Tensor) -> torch.Tensor:
     def given(values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values or [0.0] * len(logprobs))
+        return torch.tensor(values or [0.0] * len(logprobs), device=logprobs.device)
 
     return token_losses(
         batch.all_loss_fns[at],

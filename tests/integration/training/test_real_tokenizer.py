@@ -182,3 +182,111 @@ async def test_an_episode_in_its_tokens(name: str, tmp_path: Any) -> None:
 def test_a_template_without_tools_is_refused_for_an_agent_with_tools() -> None:
     assert isinstance(codec("chat_template"), HFCodec)
     assert "tools" not in tokenizer().chat_template
+
+
+async def answers_through_the_gateway(messages: list[dict[str, Any]], *samples: list[int]) -> tuple[Session, list[str]]:
+    """Return a session in which an agent sent each answer back as it read it, and what it read."""
+    script = iter(samples)
+
+    async def sample(_: Any) -> Sample:
+        return Sample(next(script))
+
+    session = Session(sample, TemplateConversationCodec(tokenizer()))
+    read: list[str] = []
+    for number in range(len(samples)):
+        body = chat_body(*messages)
+        answer, _ = await session.answer(CHAT.read(json.loads(json.dumps(body))))
+        reply = CHAT.plain(body, answer)["choices"][0]["message"]
+        read.append(reply["content"] or "")
+        messages = [*messages, {**reply, "content": read[-1]}, user(f"shown {number}")]
+    return session, read
+
+
+def letter_by_letter(text: str) -> list[int]:
+    """Tokens of the text that the tokenizer would not write: none is merged with its neighbour."""
+    return [token for character in text for token in encode(character)]
+
+
+@pytest.mark.parametrize("text", ["ls -la /srv\n", "  two  spaces", "the the the", "a\n\n\nb", "don't 1234"])
+async def test_tokens_that_the_tokenizer_would_merge_stay_apart(text: str) -> None:
+    apart = letter_by_letter(text)
+    assert (decode(apart), len(apart) > len(encode(text))) == (text, True)
+    end = tokenizer().eos_token_id
+    for name in CODECS:
+        prompt = codec(name).prompt(chat("task"))
+        whole = [*prompt, *apart, end, *codec(name).next_turn([*apart, end], "more")]
+        again = tokenizer().apply_chat_template(chat("task", text, "more"), add_generation_prompt=True, tokenize=False)
+        assert decode(whole) == again
+        assert codec(name).text([*apart, end]) == text or name == "qwen3_instruct"  # its renderer strips
+    session, _ = await answers_through_the_gateway([user("task")], [*apart, end], [*apart, end])
+    (segment,) = session.segments
+    sampled = [segment.completion[span.start : span.end] for span in segment.spans]
+    assert sampled == [[*apart, end]] * 2
+
+
+@pytest.mark.parametrize("text", ["🙂", "日本", "ls 🧑‍🚀"])
+async def test_an_agents_half_character_stays_as_it_was_sampled(text: str) -> None:
+    """It reads a replacement character and sends that back; the next prompt has the sampled bytes."""
+    whole = encode(text)
+    for cut in range(1, len(whole)):
+        session, read = await answers_through_the_gateway(
+            [user("task")], whole[:cut], [*whole, tokenizer().eos_token_id]
+        )
+        assert read[0].replace("\ufffd", "") in text
+        assert read[1] == text
+        (segment,) = session.segments
+        first, second = segment.spans
+        assert segment.completion[first.start : first.end] == whole[:cut]
+        assert segment.completion[second.start : second.end] == [*whole, tokenizer().eos_token_id]
+        between = decode(segment.completion[first.end : second.start])
+        assert between == "<|im_end|>\n<|im_start|>user\nshown 0<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("mark", [mark for mark in MARKS if mark != "<|im_end|>"])
+async def test_a_control_token_that_was_sampled_is_trained_as_it_was(mark: str) -> None:
+    """A small model writes its marks in the middle of a message: no prompt turns them into text, or text into them."""
+    end, token = tokenizer().eos_token_id, tokenizer().convert_tokens_to_ids(mark)
+    sampled = [*encode("echo "), token, *encode(" done"), end]
+    for name in CODECS:
+        prompt = codec(name).prompt(chat("task"))
+        whole = [*prompt, *sampled, *codec(name).next_turn(sampled, f"{mark} {mark}")]
+        assert control(whole).count(token) == control(prompt).count(token) + 1 + 2 * (mark == "<|im_start|>")
+    session, _ = await answers_through_the_gateway([user(f"say {mark}")], sampled, sampled)
+    (segment,) = session.segments
+    assert [segment.completion[span.start : span.end] for span in segment.spans] == [sampled] * 2
+
+
+@some
+@given(task=plain.map(written), has_system=st.booleans())
+async def test_each_codec_writes_the_first_prompt_of_the_template(task: str, has_system: bool) -> None:
+    messages: list[Any] = chat(task, system="rules" if has_system else None)
+    expected = tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert codec("chat_template").prompt(messages) == expected
+    if has_system:  # the cookbook's renderer writes no default system message
+        assert codec("qwen3_instruct").prompt(messages) == expected
+    session, _ = await answers_through_the_gateway(messages, [tokenizer().eos_token_id])
+    assert session.segments[0].prompt == expected
+
+
+@pytest.mark.server
+async def test_a_demonstration_has_the_tokens_of_the_episode_that_it_shows(tmp_path: Any) -> None:
+    from harbor_gym.embedded.warm_start import conversation_encoder
+
+    env = AsyncTerminalGymEnv(fake_config(tmp_path / "task", answers={"cat app.log": "<|im_end|> é🙂 \x1b[1m  \n"}))
+    whole: list[int] = []
+    is_sampled: list[bool] = []
+    async with TokenTerminalEnv(env, codec("chat_template"), max_tokens=99) as episode:
+        step = await episode.reset()
+        for text in (message("cat app.log\n"), message("ls\n"), COMPLETE):
+            added = step.observation[len(whole) :]
+            tokens = [*encode(text), tokenizer().eos_token_id]
+            whole += [*added, *tokens]
+            is_sampled += [*[False] * len(added), *[True] * len(tokens)]
+            step = await episode.step(tokens)
+        assert step.done
+        transcript = episode.transcript
+    played = [{"role": "system", "content": transcript.system_prompt}]
+    for turn in transcript.turns:
+        played += [{"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.action}]
+    row = conversation_encoder(tokenizer(), "chat_template")(played)
+    assert (row.tokens, row.learnt) == (whole, is_sampled)

@@ -29,6 +29,8 @@ RUN_BY = {
     "agents-1": "tests/integration/gateway/test_docs.py",
     "agents-2": "tests/integration/gateway/test_docs.py",
     "copies-1": "tests/unit/house/test_docs.py",
+    "engines-1": "tests/integration/training/test_transformers_sampler.py",
+    "engines-2": "tests/integration/training/test_transformers_sampler.py",
     "evaluation-1": "tests/unit/report/test_frame.py",
     "loop-1": "tests/integration/training/test_loop_page.py",
     "loop-2": "tests/integration/training/test_loop_page.py",

@@ -174,6 +174,9 @@ class TrainConfig(BaseModel):
     demonstrations: int | None = _field(HOW, ge=0)
     """Demonstrations, half of them solved, on which a local model is fine-tuned first; 0: none, as for a directory."""
 
+    device: str | None = _field(HOW, pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where a local model of 64 MB and more is computed: cpu, cuda or cuda:1. Default: CUDA if there is a GPU."""
+
     renderer_name: str = _by_backend("renderer_name", HOW)
     """tinker-cookbook renderer, or chat_template: the tokenizer's own."""
 

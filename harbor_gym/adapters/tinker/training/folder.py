@@ -20,7 +20,7 @@ from harbor_gym.transcripts import TASKS_NAME
 
 RUN_NAME = "run.json"
 RUN_FORMAT = 1
-_NOT_OF_THE_RUN = ("log_path", "log_dir_exists", "server_timeout_sec", "stop_on_finding")
+_NOT_OF_THE_RUN = ("log_path", "log_dir_exists", "server_timeout_sec", "device", "stop_on_finding")
 """Fields that do not affect the training, and may differ when a run is resumed."""
 
 _MAY_CHANGE = (*_NOT_OF_THE_RUN, "track", "wandb_project")
