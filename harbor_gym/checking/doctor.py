@@ -26,8 +26,8 @@ from harbor_gym.checking.capacity import USUAL_MEMORY_MB, sandboxes_at_once
 from harbor_gym.errors import HarborGymError, MissingDependencyError, SandboxError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
 from harbor_gym.sandboxes.apptainer import programs as apptainer
+from harbor_gym.sandboxes.compose.reader import compose_program
 from harbor_gym.sandboxes.local import criu
-from harbor_gym.sandboxes.local.compose.reader import compose_program
 from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.sandboxes.supervisor import cgroups, own_ids, seccomp

@@ -9,7 +9,7 @@ from typing import Any, override
 import pytest
 
 from harbor_gym.errors import SandboxStartError, UsageError
-from harbor_gym.sandboxes.local.compose.reader import compose_program
+from harbor_gym.sandboxes.compose.reader import compose_program
 from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.testing import (
     SANDBOX_BEHAVIOURS,

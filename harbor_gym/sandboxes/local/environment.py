@@ -23,15 +23,15 @@ from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.errors import MissingDependencyError, UsageError
 from harbor_gym._runtime.harbor_versions import check_options, declares_options
+from harbor_gym.sandboxes.compose.member import Member, is_idle, require_options
+from harbor_gym.sandboxes.compose.operations import ServiceOperations
+from harbor_gym.sandboxes.compose.reader import read_project
+from harbor_gym.sandboxes.compose.running import RunningServices
 from harbor_gym.sandboxes.declared import require_room
 from harbor_gym.sandboxes.entrypoint import await_services
 from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError, TaskError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image, hold_known
 from harbor_gym.sandboxes.local import criu
-from harbor_gym.sandboxes.local.compose.member import Member, is_idle, require_options
-from harbor_gym.sandboxes.local.compose.operations import ServiceOperations
-from harbor_gym.sandboxes.local.compose.reader import read_project
-from harbor_gym.sandboxes.local.compose.running import RunningServices
 from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.sandboxes.local.snapshots import hold_set_up
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
@@ -378,7 +378,7 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
             project = project.sharing()
         self._member = Member(project, project.main)
         # That class is a sandbox of this module.
-        from harbor_gym.sandboxes.local.compose.service import ServiceSandbox
+        from harbor_gym.sandboxes.compose.service import ServiceSandbox
 
         sandboxes = {other.name: ServiceSandbox(Member(project, other), self) for other in project.others}
         self._others = RunningServices(

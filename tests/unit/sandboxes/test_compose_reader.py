@@ -7,8 +7,8 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym.errors import MissingDependencyError, TaskUnsupportedError
 from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
-from harbor_gym.sandboxes.local.compose import reader
-from harbor_gym.sandboxes.local.compose.member import require_options
+from harbor_gym.sandboxes.compose import reader
+from harbor_gym.sandboxes.compose.member import require_options
 from harbor_gym.sandboxes.local.options import LocalOptions
 from tests.helpers.sandboxes.local import make
 

@@ -6,9 +6,9 @@ from typing import override
 
 from harbor.models.task.config import EnvironmentConfig, NetworkPolicy
 
+from harbor_gym.sandboxes.compose.member import Member
 from harbor_gym.sandboxes.health import Healthcheck
 from harbor_gym.sandboxes.images.build import ImageSource
-from harbor_gym.sandboxes.local.compose.member import Member
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.namespaced import default_env
 from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec

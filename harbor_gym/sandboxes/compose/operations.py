@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, override
 
 from harbor.environments.base import ExecResult
 
-from harbor_gym.sandboxes.local.compose.running import RunningServices
+from harbor_gym.sandboxes.compose.running import RunningServices
 
 if TYPE_CHECKING:
     from harbor_gym.sandboxes.local.options import LocalOptions

@@ -21,9 +21,9 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.processes import ask, tool_environment
+from harbor_gym.sandboxes.compose.model import MAIN, Project, project_of
+from harbor_gym.sandboxes.compose.readings import Key, reading_key
 from harbor_gym.sandboxes.errors import SandboxStartError, TaskError
-from harbor_gym.sandboxes.local.compose.model import MAIN, Project, project_of
-from harbor_gym.sandboxes.local.compose.readings import Key, reading_key
 from harbor_gym.sandboxes.tools import TIMED_OUT, find_program, run_tool
 
 _PACKAGE = "docker-compose-v2 (Ubuntu), docker-compose (Debian 13) or docker-compose-plugin (Docker's own packages)"

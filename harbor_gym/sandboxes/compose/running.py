@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.sandboxes.compose.member import PREFIX_BITS, Member
+from harbor_gym.sandboxes.compose.model import MAIN, Dependency, Mount, Project, Restart, Service
+from harbor_gym.sandboxes.compose.process import ServiceProcess
 from harbor_gym.sandboxes.errors import SandboxError, SandboxLostError, SandboxStartError, TaskError
 from harbor_gym.sandboxes.health import Check, Healthcheck, await_health
 from harbor_gym.sandboxes.images.build import ImageSource
-from harbor_gym.sandboxes.local.compose.member import PREFIX_BITS, Member
-from harbor_gym.sandboxes.local.compose.model import MAIN, Dependency, Mount, Project, Restart, Service
-from harbor_gym.sandboxes.local.compose.process import ServiceProcess
 from harbor_gym.sandboxes.supervisor.client import SupervisedSandbox
 from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 
 if TYPE_CHECKING:
-    from harbor_gym.sandboxes.local.compose.service import ServiceSandbox
+    from harbor_gym.sandboxes.compose.service import ServiceSandbox
     from harbor_gym.sandboxes.local.environment import LocalEnvironment
 
 _STEADY_SEC = 0.5

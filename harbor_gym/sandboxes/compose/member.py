@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harbor_gym._runtime import rootless
+from harbor_gym.sandboxes.compose.model import Build, Project, Service, merged_healthcheck
 from harbor_gym.sandboxes.errors import TaskUnsupportedError
 from harbor_gym.sandboxes.images.build import Image, ImageSource
 from harbor_gym.sandboxes.images.chosen import Recipe
-from harbor_gym.sandboxes.local.compose.model import Build, Project, Service, merged_healthcheck
 from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.sandboxes.supervisor.program.messages import CgroupLimits, SupervisorConfig
 
