@@ -1,18 +1,20 @@
-"""What the services of one episode can reach, and what is left of them."""
+"""What the services of one episode can reach, and what is left of them, on local and on Apptainer's sandboxes."""
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
+from harbor_gym._runtime.procfs import descendants, process_ids, read_stat
 from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor import cgroups
 from tests.helpers.paths import ROOT
@@ -40,18 +42,29 @@ SERVE = f"perl -MIO::Socket::INET -e '{SERVER}'"
 REACH = "timeout 2 bash -c ': </dev/tcp/{}' 2>/dev/null; echo $?"
 
 
-def write(directory: Path, compose: str = COMPOSE, **options: object) -> LocalEnvironment:
+type Sandbox = LocalEnvironment | ApptainerEnvironment
+
+KINDS = {"local": LocalEnvironment, "apptainer": ApptainerEnvironment}
+
+
+@pytest.fixture(params=["local", pytest.param("apptainer", marks=pytest.mark.apptainer)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of sandboxes."""
+    return request.param
+
+
+def write(kind: str, directory: Path, compose: str = COMPOSE, **options: object) -> Sandbox:
     """Return a sandbox of a Compose file, not started yet."""
     context = directory / "environment"
     context.mkdir(parents=True)
     (context / "docker-compose.yaml").write_text(compose)
     (context / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
-    return make(LocalEnvironment, directory, None, **options)
+    return make(KINDS[kind], directory, None, network="task", **options)
 
 
 @pytest.mark.slow
-async def test_two_episodes_and_the_machine_are_apart(tmp_path: Path) -> None:
-    first, second = (write(tmp_path / name, network_policy=PUBLIC) for name in ("first", "second"))
+async def test_two_episodes_and_the_machine_are_apart(kind: str, tmp_path: Path) -> None:
+    first, second = (write(kind, tmp_path / name, network_policy=PUBLIC) for name in ("first", "second"))
     async with running(first), running(second):
         await output(first, f"({SERVE}) >/dev/null 2>&1 & sleep 0.5")
         for sandbox, status in ((first, "0"), (second, "1")):
@@ -80,8 +93,8 @@ ATTACKS = (
 )
 
 
-async def test_a_policy_that_is_root_does_not_change_mounts_and_networks(tmp_path: Path) -> None:
-    async with running(write(tmp_path)) as sandbox:
+async def test_a_policy_that_is_root_does_not_change_mounts_and_networks(kind: str, tmp_path: Path) -> None:
+    async with running(write(kind, tmp_path)) as sandbox:
         for attack in ATTACKS:
             assert (await sandbox.exec(f"({attack}) 2>&1", user="root")).return_code != 0, attack
         await output(sandbox, "cp /bin/bash /shared/bash && chmod 4755 /shared/bash && chown 0:0 /shared/bash")
@@ -124,8 +137,8 @@ def test_a_part_of_a_volume_is_no_file_of_the_machine(tmp_path: Path) -> None:
     assert not Path("/etc/new").exists()
 
 
-async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) -> None:
-    sandbox = write(tmp_path, network_policy=NOTHING, phase_network_policies=(PUBLIC, LISTED))
+async def test_the_network_of_a_phase_is_that_of_all_services(kind: str, tmp_path: Path) -> None:
+    sandbox = write(kind, tmp_path, network_policy=NOTHING, phase_network_policies=(PUBLIC, LISTED))
     look = f"{REACH.format('main/80')}; tail -n +3 /proc/net/dev | cut -d: -f1; cat /etc/resolv.conf | grep -c 10.0"
 
     async def seen() -> list[list[str]]:
@@ -154,9 +167,9 @@ services:
 
 
 async def test_services_of_a_task_without_a_public_network_are_at_localhost_as_with_harbors_docker(
-    tmp_path: Path,
+    kind: str, tmp_path: Path
 ) -> None:
-    sandbox = write(tmp_path, SHARING, network_policy=NOTHING, phase_network_policies=(PUBLIC,))
+    sandbox = write(kind, tmp_path, SHARING, network_policy=NOTHING, phase_network_policies=(PUBLIC,))
     async with running(sandbox):
         for policy in (NOTHING, PUBLIC):
             await sandbox.set_network_policy(policy)
@@ -177,24 +190,24 @@ volumes: {outer: , inner: }
 """
 
 
-async def test_a_mount_can_be_below_a_volume(tmp_path: Path) -> None:
-    async with running(write(tmp_path, BELOW)) as sandbox:
+async def test_a_mount_can_be_below_a_volume(kind: str, tmp_path: Path) -> None:
+    async with running(write(kind, tmp_path, BELOW)) as sandbox:
         command = "touch /outer/a/inner/x /outer/memory/x && cd /outer && stat -c '%n %u' a a/inner && cat b/file"
         done = await sandbox.service_exec(command, service="side")
         assert (done.stdout or "").splitlines() == ["a 0", "a/inner 0", "FROM debian:bookworm-slim"], done.stderr
 
 
-async def test_files_of_a_volume_are_not_a_services_memory(tmp_path: Path) -> None:
+async def test_files_of_a_volume_are_not_a_services_memory(kind: str, tmp_path: Path) -> None:
     compose = COMPOSE.replace("command: sleep 1234567, volumes", "command: sleep 1000, mem_limit: 32m, volumes")
-    async with running(write(tmp_path, compose)) as sandbox:
+    async with running(write(kind, tmp_path, compose)) as sandbox:
         done = await sandbox.service_exec("head -c 300M /dev/zero >/shared/large && echo written", service="side")
         assert done.stdout == "written\n"
         done = await sandbox.service_exec("head -c 600M /dev/zero | tail -n 1 | wc -c", service="side")
         assert (done.stdout or "").strip() != str(600 << 20), "its memory has no limit"
 
 
-async def test_a_service_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    async with running(write(tmp_path)) as sandbox:
+async def test_a_service_that_is_not_there_is_a_clear_error(kind: str, tmp_path: Path) -> None:
+    async with running(write(kind, tmp_path)) as sandbox:
         for call in (
             sandbox.service_exec("true", service="absent"),
             sandbox.service_download_file("/x", tmp_path / "x", service="absent"),
@@ -211,7 +224,8 @@ SCRIPT = """\
 import asyncio, sys, pathlib
 from tests.integration.local.test_compose_confinement import PUBLIC, write
 async def main():
-    sandboxes = [write(pathlib.Path(sys.argv[1]) / str(number), network_policy=PUBLIC) for number in range(4)]
+    folder, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
+    sandboxes = [write(kind, folder / str(number), network_policy=PUBLIC) for number in range(4)]
     await asyncio.gather(*(sandbox.start(force_build=False) for sandbox in sandboxes))
     print("up", flush=True)
     await asyncio.sleep(1000)
@@ -220,40 +234,33 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+def test_nothing_outlives_a_killed_trainer(kind: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", SCRIPT, str(tmp_path), kind]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == "up\n"
-        assert len(sleepers()) == 8
-        left = traces(trainer.pid)
-        assert {kind for kind, _ in left} >= {"network", "group"}
-        os.kill(trainer.pid, signal.SIGKILL)
+        try:
+            assert trainer.stdout is not None
+            assert trainer.stdout.readline() == "up\n"
+            below = descendants(trainer.pid)
+            left = traces(trainer.pid, below)
+            assert {trace for trace, _ in left} == {"process", "network", "group"}
+            names = Counter(stat.name.removesuffix("_ll") for stat in map(read_stat, below) if stat is not None)
+            assert (names["sleep"], names["squashfuse"]) == (8, 12 if kind == "apptainer" else 0)
+        finally:
+            trainer.kill()
     ends = time.monotonic() + PATIENCE_SEC
-    while (sleepers() or left & traces(trainer.pid)) and time.monotonic() < ends:
+    while left & traces(trainer.pid, process_ids()) and time.monotonic() < ends:
         time.sleep(0.05)
-    assert not sleepers()
-    assert not left & traces(trainer.pid)
+    assert not left & traces(trainer.pid, process_ids())
 
 
-def traces(trainer: int) -> set[tuple[str, str]]:
-    """Return the network namespaces that processes of this machine are in, and the control groups of a trainer."""
-    found: set[tuple[str, str]] = set()
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
+def traces(trainer: int, processes: Iterable[int]) -> set[tuple[str, str]]:
+    """Return some processes and the network namespaces that they are in, and the control groups of a trainer."""
+    stats = [stat for stat in map(read_stat, processes) if stat is not None]
+    found = {("process", f"{stat.pid} {stat.start_time}") for stat in stats}
+    for stat in stats:
         with contextlib.suppress(OSError):
-            found.add(("network", str(link.readlink())))
+            found.add(("network", str(Path(f"/proc/{stat.pid}/ns/net").readlink())))
     found.discard(("network", str(Path("/proc/self/ns/net").readlink())))
     for place in cgroups.places().values():
         found |= {("group", path.name) for path in place.directory.glob(f"harbor-gym-*.{trainer}.*")}
-    return found
-
-
-def sleepers() -> list[str]:
-    """Return the processes of the services' commands on this machine."""
-    found: list[str] = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            found += [place.name] if (place / "cmdline").read_bytes() == b"sleep\x001234567\x00" else []
-        except OSError:
-            continue
     return found
