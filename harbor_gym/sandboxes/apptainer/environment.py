@@ -64,8 +64,11 @@ class ApptainerEnvironment(ComposedEnvironment[ApptainerOptions]):
     the option ``network`` is ``"task"``: then it is as in a local sandbox, and phases may differ. An allowlist is as
     in a local sandbox in any case.
 
-    Compose tasks, GPUs and host mounts of the user's own are refused. The environment belongs to the event loop that
-    started it.
+    **Services** of a task's ``docker-compose.yaml`` are further sandboxes of the episode, each on a SIF file, as those
+    of a local one. Root alone can have them, and the option ``network`` has to be ``"task"``. A set-up is only
+    ``main``'s.
+
+    GPUs and host mounts of the user's own are refused. The environment belongs to the event loop that started it.
     """
 
     own_options = ApptainerOptions

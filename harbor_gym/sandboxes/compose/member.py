@@ -71,7 +71,7 @@ class Member:
         number = self.project.networks.index(network)
         if number >= _MOST_NETWORKS:
             raise TaskUnsupportedError(
-                f"docker-compose.yaml: more than {_MOST_NETWORKS} networks are not supported by local sandboxes: "
+                f"docker-compose.yaml: more than {_MOST_NETWORKS} networks are not supported without Docker: "
                 "use --env docker"
             )
         host = self.number + _FIRST_HOST
