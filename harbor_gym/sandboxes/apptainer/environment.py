@@ -129,9 +129,14 @@ class ApptainerEnvironment(ComposedEnvironment[ApptainerOptions]):
             self._source(force_build=force_build),
             self._options.image_cache_dir or default_image_dir(),
             build_timeout_sec=self.task_env_config.build_timeout_sec,
-            force=force_build or self._options.force_pull,
+            force=force_build or self._renews_images,
             registry_path=self._options.registry,
         )
+
+    @property
+    @override
+    def _renews_images(self) -> bool:
+        return self._options.force_pull
 
     @override
     def _service(self, member: Member) -> ServiceSandbox:

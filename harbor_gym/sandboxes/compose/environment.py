@@ -85,7 +85,12 @@ class ComposedEnvironment[Options: NamespacedOptions](NamespacedEnvironment[Opti
             await self._read_compose(force_build=force_build)
         await self._provide_own_image(force_build=force_build)
         if self._others is not None:
-            await self._others.build_images(force_build=force_build)
+            await self._others.build_images(force_build=force_build or self._renews_images)
+
+    @property
+    def _renews_images(self) -> bool:
+        """Whether images are made anew that are there, in any case."""
+        return False
 
     @abstractmethod
     async def _provide_own_image(self, *, force_build: bool) -> None:

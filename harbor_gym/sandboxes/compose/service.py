@@ -12,8 +12,10 @@ from harbor_gym.sandboxes.health import Healthcheck
 from harbor_gym.sandboxes.namespaced import default_env
 from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 
-_MAINS_OWN = {"setup_command", "build_dockerfile", "workdir", "host_name", "image", "rootfs", "forkable"}
-"""Options that are about ``main`` alone."""
+_MAINS_OWN = {
+    "setup_command", "build_dockerfile", "force_pull", "workdir", "host_name", "image", "rootfs", "forkable"
+}  # fmt: skip
+"""Options that are about ``main`` alone, or are applied to all images at once."""
 
 
 class ServiceSandbox(ComposedEnvironment[Any]):

@@ -116,3 +116,14 @@ volumes: {shared: }
         assert await output(sandbox, "cd /shared && stat -c '%n %u:%g' own/made * && cat /proc/self/uid_map") == (
             "own/made 1234:4321\nown 1234:4321\nroots 0:0\n         0          0 1879048192"
         )
+
+
+async def test_images_are_pulled_anew_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="harbor_gym.sandboxes.images.build")
+    service = f'{{build: {{context: conf, dockerfile_inline: "FROM {BASE}"}}, command: sleep 1000}}'
+    compose = f"services:\n  one: {service}\n  two: {service}\n"
+    for force_pull in (False, True):
+        caplog.clear()
+        async with running(composed(tmp_path / str(force_pull), compose, force_pull=force_pull)) as sandbox:
+            assert (await sandbox.service_exec("echo up", service="two")).stdout == "up\n"
+    assert sum("built the image" in record.message for record in caplog.records) == 2
