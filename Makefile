@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-criu engines-registry engines-browser train learn learn-real learn-context policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-criu engines-registry engines-browser train learn learn-real learn-context learn-starts policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -46,6 +46,9 @@ learn-real: setup engines-local ## Show that a pretrained model learns: fine-tun
 
 learn-context: setup engines-local ## Compare ways to treat a full context, 3 seeds each, an hour or two; a table and a figure (ARGS= adds flags of sweep)
 	.venv/bin/python .ci/learn_context.py $(ARGS)
+
+learn-starts: setup engines-local ## Compare where episodes begin, 3 seeds each, an hour; a table and a figure (ARGS= adds flags of sweep)
+	.venv/bin/python .ci/learn_starts.py $(ARGS)
 
 policy: setup engines-local ## Make the policy anew that is shipped for tasks/devops_task
 	.venv/bin/python .ci/policy.py tasks/devops_task

@@ -48,7 +48,9 @@ def main(*flags: str) -> None:
         for name, of_way in runs.items()
     ]
     print(markdown_table(("way", *heads, "compactions, first and last 3 batches"), rows, right=range(1, columns + 2)))
-    draw({name: rewards(of_way, columns) for name, of_way in runs.items()})
+    middles = [(column + 0.5) * TOKENS for column in range(columns)]
+    curves = {name: (middles, rewards(of_way, columns)) for name, of_way in runs.items()}
+    draw(curves, FOLDER / "curves.png", "mean reward")
 
 
 def folder(way: str) -> Path:
@@ -80,22 +82,27 @@ def compactions(runs: list[list[Batch]]) -> str:
     return " and ".join(f"{fmean(values):.1f}" for values in ends)
 
 
-def draw(curves: dict[str, list[float]]) -> None:
-    """Draw each way's rewards against the sampled tokens."""
+def draw(curves: dict[str, tuple[list[float], list[float]]], path: Path, title: str) -> None:
+    """Draw each way's rewards against the sampled tokens.
+
+    Args:
+        curves: A way's name → numbers of tokens, and the reward at each.
+        path: The picture's file.
+        title: What the rewards are.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for colour, (name, values) in zip(COLOURS, curves.items(), strict=False):
-        places = [(column + 0.5) * TOKENS / 1000 for column in range(len(values))]
-        axes.plot(places, values, color=colour, marker="o", markersize=3, label=name)
-    axes.set(xlabel="thousand tokens sampled by a run", ylabel="mean reward", ylim=(-0.03, 1.03))
+    for colour, (name, (tokens, values)) in zip(COLOURS, curves.items(), strict=False):
+        axes.plot([number / 1000 for number in tokens], values, color=colour, marker="o", markersize=3, label=name)
+    axes.set(xlabel="thousand tokens sampled by a run", ylabel=title, ylim=(-0.03, 1.03))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25, linewidth=0.6)
     axes.legend(frameon=False)
-    figure.savefig(FOLDER / "curves.png", dpi=140)
+    figure.savefig(path, dpi=140)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harbor_gym._runtime import rootless
 from harbor_gym.sandboxes.compose.model import Build, Project, Service, merged_healthcheck
 from harbor_gym.sandboxes.errors import TaskUnsupportedError
 from harbor_gym.sandboxes.image_settings import ImageSettings
@@ -144,8 +143,6 @@ def require_options(options: NamespacedOptions, kind: str) -> None:
     Raises:
         TaskUnsupportedError: It can't; the message names the option.
     """
-    if rootless.is_rootless():
-        raise no_services(kind, "only root's sandboxes can be joined by a network: run as root")
     if options.network == "machine":
         why = "the sandbox option network='machine' gives them no network of their own: set it to 'task'"
         raise no_services(kind, why)

@@ -137,8 +137,8 @@ class LocalEnvironment(ComposedEnvironment[LocalOptions]):
     with subordinate ids (subuid(5)). GPUs and host mounts of the user's own are refused.
 
     **Services** of a task's ``docker-compose.yaml`` are further sandboxes of the episode, each with its own ids, limits
-    and files, in networks that lead nowhere else; Compose reads the file. Root alone can have them. What of Compose is
-    not supported is refused by name.
+    and files, in networks that lead nowhere else; Compose reads the file. What of Compose is not supported is refused
+    by name.
 
     The environment belongs to the event loop that started it. Its sandboxes end with the process in any case.
     """

@@ -10,8 +10,6 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from harbor_gym._runtime.processes import start_process
-from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.sandboxes.archive.transfers import AT_ONCE_BYTES, Receiving, Work, in_thread, in_time
 from harbor_gym.sandboxes.archive.trees.records import Stream, is_whole
@@ -19,8 +17,6 @@ from harbor_gym.sandboxes.supervisor.forkserver_client import (
     ForkedSupervisor,
     fork_supervisor,
     readable,
-    supervisor_argv,
-    supervisor_environment,
 )
 from harbor_gym.sandboxes.supervisor.program.messages import Target, as_object
 
@@ -114,7 +110,7 @@ class _Carrier:
         self.sees = sees
         """The inode of its mount namespace; empty for the sandbox's own."""
         self.control, self._far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
+        self._process: ForkedSupervisor | None = None
 
     @property
     def is_started(self) -> bool:
@@ -125,17 +121,7 @@ class _Carrier:
         """Start it; it does the transfers requested before."""
         config = json.dumps({"transfers": as_object(target)})
         with self._far as far:
-            if not is_rootless():
-                self._process = await fork_supervisor(config, far, *handles)
-                return
-            self._process = await start_process(
-                *supervisor_argv("transfers", config, *map(str, (far.fileno(), *handles))),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=[far.fileno(), *handles],
-                env=supervisor_environment(),
-                start_new_session=True,
-            )
+            self._process = await fork_supervisor(config, far, *handles)
 
     def kill(self) -> None:
         """Kill it if it still runs."""

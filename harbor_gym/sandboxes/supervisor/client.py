@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.cache import mountpoint
-from harbor_gym._runtime.processes import start_process
-from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
+from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.sandboxes.archive.transfers import Work
@@ -35,7 +34,6 @@ from harbor_gym.sandboxes.supervisor.forkserver_client import (
     ForkedSupervisor,
     fork_supervisor,
     supervisor_argv,
-    supervisor_environment,
 )
 from harbor_gym.sandboxes.supervisor.program.messages import (
     CommandSpec,
@@ -109,7 +107,7 @@ class SupervisedSandbox:
         """The ids of the configuration's ``users``."""
         self._control, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
+        self._process: ForkedSupervisor | None = None
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._requests = 0
@@ -164,18 +162,7 @@ class SupervisedSandbox:
 
     async def _start_supervisor(self, config: str) -> None:
         try:
-            if not is_rootless():
-                self._process = await fork_supervisor(config, self._far_end)
-                return
-            far_end = self._far_end.fileno()
-            self._process = await start_process(
-                *("unshare", *USER_NAMESPACE, *supervisor_argv("serve", str(far_end), config)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=[far_end],
-                env=supervisor_environment(),
-                start_new_session=True,
-            )
+            self._process = await fork_supervisor(config, self._far_end)
         finally:
             self._far_end.close()  # while it is open here, the supervisor's end is not seen
 

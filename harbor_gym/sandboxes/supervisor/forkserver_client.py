@@ -1,6 +1,8 @@
 """Start supervisors: each process with sandboxes has a forkserver, which forks a supervisor in a millisecond.
 
-Without it each sandbox would start a Python interpreter, which takes longer than the rest of the sandbox's start.
+Without it each sandbox would start a Python interpreter, which takes longer than the rest of the sandbox's start. An
+ordinary user's forkserver is root of a user namespace, which has the namespaces of all its sandboxes: only so can two
+of them be joined by a network or a volume.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import threading
 from pathlib import Path
 
 from harbor_gym._runtime.processes import ask
+from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
 from harbor_gym.sandboxes import archive
 from harbor_gym.sandboxes.errors import SandboxStartError
+from harbor_gym.sandboxes.tools import find_program
 
 _BOOT = "import sys; sys.path[:0] = sys.argv.pop(1), sys.argv.pop(1); import main; sys.exit(main.main())"
 _SUPERVISOR = Path(__file__).with_name("program")
@@ -136,6 +140,8 @@ class _Forkserver:
     def _start(self) -> socket.socket:
         near_end, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = supervisor_argv("forkserver", str(_REQUESTS), str(os.getpid()))
+        if is_rootless():
+            argv = [find_program("unshare") or "unshare", *USER_NAMESPACE, *argv]
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

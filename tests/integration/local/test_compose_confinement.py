@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor import cgroups
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.rootless import run_rootless
 from tests.helpers.sandboxes.local import make, output, running
 from tests.helpers.sandboxes.program import run_in_program
 
@@ -220,6 +222,24 @@ async def test_a_service_that_is_not_there_is_a_clear_error(kind: str, tmp_path:
             await sandbox.service_exec("true", service="side")
 
 
+AS_USER = """\
+import sys, pytest
+from tests.helpers import engines
+engines.has_engine = lambda engine: True
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+FOR_ROOT = "part_of_a_volume or as_an_ordinary_user or with_docker or sixteen"
+"""Tests that call the supervisor's program in namespaces of their own, need another daemon, or show scale."""
+
+
+@pytest.mark.slow
+async def test_as_an_ordinary_user() -> None:
+    files = (f"tests/integration/local/test_compose_{name}.py" for name in ("confinement", "episodes"))
+    done = await run_rootless("-c", AS_USER, *files, "-k", f"not ({FOR_ROOT})")
+    assert " skipped" not in done.stdout, done.stdout
+    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) >= 15, done.stdout
+
+
 SCRIPT = """\
 import asyncio, sys, pathlib
 from tests.integration.local.test_compose_confinement import PUBLIC, write
@@ -242,7 +262,9 @@ def test_nothing_outlives_a_killed_trainer(kind: str, tmp_path: Path) -> None:
             assert trainer.stdout.readline() == "up\n"
             below = descendants(trainer.pid)
             left = traces(trainer.pid, below)
-            assert {trace for trace, _ in left} == {"process", "network", "group"}
+            # An ordinary user sees no namespaces of processes that can't be dumped, and makes no control groups.
+            seen = {"process", "network", "group"} if os.geteuid() == 0 else {"process"}
+            assert {trace for trace, _ in left} >= seen
             names = Counter(stat.name.removesuffix("_ll") for stat in map(read_stat, below) if stat is not None)
             assert (names["sleep"], names["squashfuse"]) == (8, 12 if kind == "apptainer" else 0)
         finally:
@@ -261,6 +283,6 @@ def traces(trainer: int, processes: Iterable[int]) -> set[tuple[str, str]]:
         with contextlib.suppress(OSError):
             found.add(("network", str(Path(f"/proc/{stat.pid}/ns/net").readlink())))
     found.discard(("network", str(Path("/proc/self/ns/net").readlink())))
-    for place in cgroups.places().values():
+    for place in cgroups.places().values() if os.geteuid() == 0 else ():
         found |= {("group", path.name) for path in place.directory.glob(f"harbor-gym-*.{trainer}.*")}
     return found

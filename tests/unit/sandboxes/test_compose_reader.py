@@ -65,22 +65,8 @@ NOT_SUPPORTED: list[tuple[type[LocalEnvironment | ApptainerEnvironment], dict[st
 
 @pytest.mark.parametrize(("kind", "options", "says"), NOT_SUPPORTED)
 def test_options_that_services_do_not_allow_are_refused_by_name(
-    kind: type[LocalEnvironment | ApptainerEnvironment],
-    options: dict[str, object],
-    says: str,
-    composed: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: type[LocalEnvironment | ApptainerEnvironment], options: dict[str, object], says: str, composed: Path
 ) -> None:
-    monkeypatch.setattr("harbor_gym._runtime.rootless.is_rootless", lambda: False)
     with pytest.raises(TaskUnsupportedError, match=says):
         make(kind, composed, None, **options)
     assert make(kind, composed, None, network="task").capabilities.docker_compose
-
-
-@pytest.mark.parametrize("kind", [LocalEnvironment, ApptainerEnvironment])
-def test_an_ordinary_user_is_refused_by_name(
-    kind: type[LocalEnvironment | ApptainerEnvironment], composed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harbor_gym._runtime.rootless.is_rootless", lambda: True)
-    with pytest.raises(TaskUnsupportedError, match="run as root, or use --env docker"):
-        make(kind, composed, None, network="task")

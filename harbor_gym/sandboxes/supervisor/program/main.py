@@ -10,10 +10,6 @@ def main() -> int:
     # A collection in a forked process would copy every page that it visits.
     gc.disable()
     match sys.argv[1:]:
-        case ["serve", handle, text]:
-            import serving
-
-            return serving.serve(int(handle), json.loads(text))
         case ["forkserver", handle, caller]:
             import forkserver
 
@@ -22,17 +18,10 @@ def main() -> int:
             import entered_command
 
             return entered_command.enter(json.loads(text))
-        case ["transfers", text, *handles]:
-            import transfers
-
-            handle, *further = map(int, handles)
-            return transfers.serve(handle, json.loads(text)["transfers"], *further)
         case ["probe", directory]:
             import probe
 
             print(probe.refusal(directory))  # noqa: T201  # a script's own output
             return 0
         case _:
-            raise SystemExit(
-                "usage: serve FD JSON | forkserver FD PID | enter JSON | transfers JSON FD... | probe DIRECTORY"
-            )
+            raise SystemExit("usage: forkserver FD PID | enter JSON | probe DIRECTORY")

@@ -4,8 +4,8 @@ It builds the sandbox (``namespaces.py``), then forks one process into it for ev
 ends with the first of: the socket's end, the caller's death, the sandbox's death.
 
 The supervisor stays outside the sandbox's user namespace: root inside is nobody to it, and can't reach its processes,
-its network namespace or its files. An ordinary user's supervisor is started in a user namespace and is root there; the
-sandbox has one within that.
+its network namespace or its files. An ordinary user's supervisors are started in one user namespace and are root there;
+each sandbox has one within that.
 
 The supervisor itself is in none of the sandbox's control groups: no lack of memory or processes there stops it.
 
@@ -603,13 +603,13 @@ def warm_up(data: object) -> None:
             start_time(os.getpid())
 
 
-def serve(control_fd: int, data: object, reaper: int = 0) -> int:
+def serve(control_fd: int, data: object, reaper: int) -> int:
     """Build one sandbox and serve it until its end; return the exit status.
 
     Args:
         control_fd: The control socket.
         data: The configuration.
-        reaper: The process that collects killed ones which this one leaves, while it is this one's parent; 0: none.
+        reaper: The process that collects killed ones which this one leaves, while it is this one's parent.
     """
     os.set_inheritable(control_fd, False)
     control = socket.socket(fileno=control_fd)

@@ -66,9 +66,9 @@ def serve(handle: int, target: object, view_namespace: int = -1) -> int:
 def _enter_files(target: Target, view_namespace: int) -> tuple[int, int]:
     """Move this process to a living sandbox's files, as its root sees them.
 
-    It stays out of the sandbox's other namespaces: no process inside can see, signal, read or stop it. It must be
-    started outside for that, by the forkserver or by itself: an ordinary user's supervisor, once its children are the
-    sandbox's, may start none elsewhere (EPERM from setns(2): its PID namespace is not its user namespace's).
+    It stays out of the sandbox's other namespaces: no process inside can see, signal, read or stop it. For that it must
+    be started outside, by the forkserver: an ordinary user's supervisor, once its children are the sandbox's, may start
+    none elsewhere (EPERM from setns(2): its PID namespace is not its user namespace's).
 
     Returns:
         A descriptor of the root directory, and one of the sandbox's first process.
