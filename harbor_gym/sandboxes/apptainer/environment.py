@@ -65,8 +65,7 @@ class ApptainerEnvironment(ComposedEnvironment[ApptainerOptions]):
     in a local sandbox in any case.
 
     **Services** of a task's ``docker-compose.yaml`` are further sandboxes of the episode, each on a SIF file, as those
-    of a local one. Root alone can have them, and the option ``network`` has to be ``"task"``. A set-up is only
-    ``main``'s.
+    of a local one. The option ``network`` has to be ``"task"`` for them. A set-up is only ``main``'s.
 
     GPUs and host mounts of the user's own are refused. The environment belongs to the event loop that started it.
     """
