@@ -120,7 +120,9 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
             network_allowlist_hostnames=True,
             network_allowlist_wildcard_hostnames=True,
             network_allowlist_ipv4_addresses=True,
+            network_allowlist_ipv6_addresses=True,
             network_allowlist_ipv4_cidrs=True,
+            network_allowlist_ipv6_cidrs=True,
             dynamic_network_policy=is_own,
         )
 
@@ -163,6 +165,9 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
                 raise TaskError(
                     f"[environment] {name} = {value}: must be at least {least}; without it, the default holds"
                 )
+        for policy in (self.network_policy, *self._phase_policies):
+            if policy.allowed_hosts and self._options.network != "none":
+                allowlist(policy.allowed_hosts, has_private=self._options.private_network)
 
     @property
     def _has_image_of_options(self) -> bool:

@@ -294,14 +294,15 @@ async def test_a_setting_that_means_nothing_is_refused(
         await run_episode(task_dir, [], sandbox="local", **settings)
 
 
-ALLOWLIST = 'network_mode = "allowlist"\nallowed_hosts = ["example.org", "2001:db8::1"]\n'
+ALLOWLIST = 'network_mode = "allowlist"\nallowed_hosts = ["example.org", "fe80::1"]\n'
+CLOSED = "fe80::1, which no sandbox may reach"
 
 REFUSED = {
-    "IPv6 in an allowlist": (f"[environment]\n{ALLOWLIST}", "allowlist.*IPv6"),
-    "IPv6 in an allowlist of the policy's": (f"[agent]\n{ALLOWLIST}", "allowlist.*IPv6"),
-    "IPv6 in an allowlist of the verifier's": (f"[verifier]\n{ALLOWLIST}", "allowlist.*IPv6"),
-    "IPv6 in an allowlist of a step's": (f'[[steps]]\nname = "one"\n[steps.agent]\n{ALLOWLIST}', "allowlist.*IPv6"),
-    "IPv6 in an allowlist of a separate verifier's": (f"[verifier.environment]\n{ALLOWLIST}", "allowlist.*IPv6"),
+    "a closed address in an allowlist": (f"[environment]\n{ALLOWLIST}", CLOSED),
+    "a closed address in an allowlist of the policy's": (f"[agent]\n{ALLOWLIST}", CLOSED),
+    "a closed address in an allowlist of the verifier's": (f"[verifier]\n{ALLOWLIST}", CLOSED),
+    "a closed address in an allowlist of a step's": (f'[[steps]]\nname = "one"\n[steps.agent]\n{ALLOWLIST}', CLOSED),
+    "a closed address in an allowlist of a separate verifier's": (f"[verifier.environment]\n{ALLOWLIST}", CLOSED),
     "graphics processors of a separate verifier's": ("[verifier.environment]\ngpus = 1\n", r"gpus = 1: .*--env docker"),
     "graphics processors": ("[environment]\ngpus = 2\n", r"gpus = 2: local .*--env docker"),
     "Windows": ('[environment]\nos = "windows"\n', "windows"),

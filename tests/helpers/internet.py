@@ -24,6 +24,7 @@ from typing import Any, override
 from tests.helpers.certificates import write_certificate
 
 HERE, SITE, LISTED, EVIL = "203.0.113.1", "203.0.113.10", "203.0.113.30", "203.0.113.66"
+LISTED6 = "2001:db8:1::30"
 PRIVATE, METADATA, RESOLVER = "10.1.2.3", "169.254.169.254", "203.0.113.254"
 LOG_URL = f"http://{RESOLVER}:8099/"
 RECORDS: dict[str, list[str]] = {
@@ -44,6 +45,9 @@ RECORDS: dict[str, list[str]] = {
 LONG_BYTES = 256 << 20
 """Of a site's page /long."""
 _ADDRESSES = (SITE, LISTED, EVIL, PRIVATE, METADATA, "203.0.113.20", "203.0.113.21", "203.0.113.130", "203.0.113.144")
+_HERE6, _GATEWAY6, _BESIDE6 = "2001:db8:2::1", "2001:db8:2::fe", "2001:db8:2::82"
+_ADDRESSES6 = (LISTED6, "2001:db8:1::31", "2001:db8:2:1::90", "2001:db8:ffff::", "2003::5", "100::5", "fd12::3",
+               "fec0::5", "fd00:ec2::254", "fd20:ce::254", "64:ff9b::cb00:711e", "2002:cb00:711e::1")  # fmt: skip
 _seen: dict[str, list[Any]] = {"queries": [], "connections": []}
 
 
@@ -117,10 +121,18 @@ class _Web(ThreadingHTTPServer):
 class _Greeting(socketserver.BaseRequestHandler):
     @override
     def handle(self) -> None:
-        _seen["connections"].append(self.request.getsockname())
+        address, port, *_ = self.request.getsockname()
+        _seen["connections"].append((address.removeprefix("::ffff:"), port))
         self.request.sendall(b"hello")
         while data := self.request.recv(100):
             self.request.sendall(data)
+
+
+class _Greeter(socketserver.ThreadingTCPServer):
+    """Serves IPv4 too."""
+
+    address_family = socket.AF_INET6
+    daemon_threads = True
 
 
 def _answer(query: bytes, turns: dict[str, int]) -> bytes:
@@ -161,10 +173,7 @@ def _serve(folder: Path) -> None:
     secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     secure.load_cert_chain(*write_certificate(folder))
     secure.sni_callback = _remember_name
-    socketserver.ThreadingTCPServer.daemon_threads = True
-    servers = [_Web(80), _Web(443, secure=secure), _Web(8099, _Log)]
-    servers.append(socketserver.ThreadingTCPServer(("0.0.0.0", 22), _Greeting))  # pyright: ignore[reportArgumentType]
-    for server in servers:
+    for server in (_Web(80), _Web(443, secure=secure), _Web(8099, _Log), _Greeter(("::", 22), _Greeting)):
         threading.Thread(target=server.serve_forever, daemon=True).start()
     threading.Thread(target=_resolve, args=({},), daemon=True).start()
 
@@ -187,6 +196,8 @@ def _internet(folder: Path) -> Generator[None]:
             theirs.recv(1)
             _ip("link set lo up", f"addr add {RESOLVER}/24 dev there", "link set there up")
             _ip(*(f"addr add {address}/32 dev lo" for address in _ADDRESSES), f"route add default via {HERE}")
+            _ip(*(f"addr add {address}/64 dev there nodad" for address in (_GATEWAY6, _BESIDE6)))
+            _ip(*(f"addr add {address}/128 dev lo" for address in _ADDRESSES6), f"route add default via {_HERE6}")
             _serve(folder)
             theirs.send(b"1")
             signal.pause()
@@ -196,6 +207,7 @@ def _internet(folder: Path) -> Generator[None]:
         ours.recv(1)
         _ip("link set lo up", f"link add here type veth peer name there netns {server}")
         _ip(f"addr add {HERE}/24 dev here", "link set here up", f"route add default via {RESOLVER}")
+        _ip(f"addr add {_HERE6}/64 dev here nodad", f"route add default via {_GATEWAY6}")
         ours.send(b"1")
         ours.recv(1)
         yield

@@ -122,7 +122,7 @@ class LocalEnvironment(ComposedEnvironment[LocalOptions]):
     true, private networks and the machine's own addresses. Without slirp4netns such a task is refused,
     unless the option ``network`` is ``"none"``, which runs every task without a network. Phases may differ. An
     allowlist needs no program: a proxy and a resolver outside the sandbox's reach are its only ways out, for TCP to
-    listed IPv4 addresses, and for TLS and HTTP/1 to listed names. Images are built with the machine's network.
+    listed addresses, and for TLS and HTTP/1 to listed names. Images are built with the machine's network.
 
     **System calls** that ordinary programs do not need are refused: tracing (no gdb or strace), mounts, namespaces,
     BPF, io_uring, libaio, kernel keys, and all system calls of 32-bit programs. setuid programs of the image work, and

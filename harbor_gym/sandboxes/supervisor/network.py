@@ -6,7 +6,7 @@ import functools
 import ipaddress
 import re
 from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 
 from harbor.models.task.config import NetworkAllowlistEntryType, classify_network_allowlist_entry
@@ -30,6 +30,21 @@ _NEVER = (
 )
 """This machine, and the addresses of cloud metadata, which include credentials; no task needs these networks."""
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+_NEVER_IPV6 = (
+    "::/8",  # loopback, and addresses that stand for one of IPv4, which may be closed: mapped, compatible, by NAT64
+    "2001::/32",  # Teredo and 6to4: the same
+    "2002::/16",
+    "fe80::/10",
+    "ff00::/8",
+    "fd00:ec2::/32",  # cloud metadata of Amazon, Google, Oracle and Scaleway
+    "fd20:ce::254/128",
+    "fd00:c1::a9fe:a9fe/128",
+    "fd00:42::42/128",
+)
+_PRIVATE_IPV6 = ("fc00::/7", "fec0::/10")
+_IPV6_SETTINGS = Path("/proc/sys/net/ipv6/conf")
+_LOCAL_ROUTE = 0x80000000
+"""RTF_LOCAL of linux/ipv6_route.h."""
 
 
 @functools.cache
@@ -55,31 +70,46 @@ def allowlist(hosts: Sequence[str], *, has_private: bool) -> Allowlist:
     """Return what a sandbox with this allowlist may reach.
 
     Args:
-        hosts: Entries as Harbor has checked them: host names, ``*.host``, IPv4 addresses and networks.
+        hosts: Entries as Harbor has checked them: host names, ``*.host``, addresses and networks.
         has_private: Leave the private networks and this machine's own addresses open.
 
     Raises:
-        TaskError: An entry has only addresses that no sandbox may reach.
+        TaskError: An entry has only addresses that no sandbox may reach, or is IPv6, which the kernel lacks.
     """
     kinds = {entry: classify_network_allowlist_entry(entry) for entry in hosts}
     named = NetworkAllowlistEntryType.HOSTNAME, NetworkAllowlistEntryType.WILDCARD_HOSTNAME
     names = tuple(entry for entry, kind in kinds.items() if kind in named)
+    numbers = [entry for entry in kinds if entry not in names]
     # At the pool's addresses a sandbox finds names.
-    closed = [IPv4Network(network) for network in (*closed_networks(has_private=has_private), POOL)]
-    parts: list[IPv4Network] = []
-    for entry in (entry for entry in kinds if entry not in names):
-        network = IPv4Network(entry)
-        found = _without(network, closed)
+    closed = (*closed_networks(has_private=has_private), POOL)
+    networks = _open_parts(IPv4Network, [entry for entry in numbers if ":" not in entry], closed, POOL)
+    if ipv6 := [entry for entry in numbers if ":" in entry]:
+        if not _IPV6_SETTINGS.exists():
+            raise TaskError(f"allowed_hosts has {ipv6[0]}, but this machine's kernel has no IPv6")
+        closed = _NEVER_IPV6 if has_private else (*_NEVER_IPV6, *_PRIVATE_IPV6, *_own_ipv6_addresses())
+        closed = _collapsed(map(IPv6Network, closed))
+        networks += _open_parts(IPv6Network, ipv6, closed, "IPv6 that is link-local or stands for IPv4")
+    return Allowlist(names, networks)
+
+
+def _open_parts[Network: (IPv4Network, IPv6Network)](
+    kind: type[Network], entries: Iterable[str], closed: Iterable[str], never: str
+) -> tuple[str, ...]:
+    without = [kind(network) for network in closed]
+    parts: list[Network] = []
+    for entry in entries:
+        network = kind(entry)
+        found = _without(network, without)
         if not found and not network.is_loopback:  # the sandbox's own loopback is open without a list
             raise TaskError(
                 f"allowed_hosts has {entry}, which no sandbox may reach: private networks and this machine's own "
-                f"addresses are open with the sandbox option private_network=true, cloud metadata and {POOL} never"
+                f"addresses are open with the sandbox option private_network=true, cloud metadata and {never} never"
             )
         parts += found
-    return Allowlist(names, _collapsed(parts))
+    return _collapsed(parts)
 
 
-def _without(network: IPv4Network, closed: Iterable[IPv4Network]) -> list[IPv4Network]:
+def _without[Network: (IPv4Network, IPv6Network)](network: Network, closed: Iterable[Network]) -> list[Network]:
     """Return the parts of a network that are not closed."""
     parts = [network]
     for one in closed:
@@ -93,7 +123,7 @@ def _without(network: IPv4Network, closed: Iterable[IPv4Network]) -> list[IPv4Ne
     return parts
 
 
-def _collapsed(networks: Iterable[IPv4Network]) -> tuple[str, ...]:
+def _collapsed[Network: (IPv4Network, IPv6Network)](networks: Iterable[Network]) -> tuple[str, ...]:
     return tuple(map(str, ipaddress.collapse_addresses(networks)))
 
 
@@ -103,3 +133,11 @@ def own_addresses() -> tuple[str, ...]:
     text = Path("/proc/net/fib_trie").read_text(encoding="utf-8")
     found = re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", text)
     return tuple(sorted({f"{address}/32" for address in found if not address.startswith("127.")}))
+
+
+def _own_ipv6_addresses() -> list[str]:
+    """Return this machine's IPv6 addresses, as /128 networks, as they are now."""
+    rows = [line.split() for line in Path("/proc/net/ipv6_route").read_text(encoding="utf-8").splitlines()]
+    return [
+        str(IPv6Network(bytes.fromhex(row[0]))) for row in rows if row[1] == "80" and int(row[8], 16) & _LOCAL_ROUTE
+    ]

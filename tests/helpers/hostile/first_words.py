@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
@@ -71,8 +72,8 @@ class Echo(asyncio.DatagramProtocol):
 
 
 @contextlib.asynccontextmanager
-async def greeting() -> AsyncGenerator[int]:
-    """Greet each client of a port of this machine, on all its addresses; yield the port."""
+async def greeting(family: socket.AddressFamily = socket.AF_INET) -> AsyncGenerator[int]:
+    """Greet each client of a port of this machine, on all its addresses of a family; yield the port."""
 
     async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
@@ -80,7 +81,7 @@ async def greeting() -> AsyncGenerator[int]:
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
-    server = await asyncio.start_server(greet, "0.0.0.0", 0)
+    server = await asyncio.start_server(greet, "0.0.0.0" if family == socket.AF_INET else "::", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
 

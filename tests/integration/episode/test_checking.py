@@ -374,13 +374,12 @@ async def test_what_the_sandbox_does_not_take_is_refused_in_one_line_and_the_res
 ) -> None:
     composed = write_task(tmp_path / "composed")
     (composed / "environment" / "docker-compose.yaml").write_text("services: {main: {privileged: true}}\n")
-    hosts = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["2001:db8::1"]\n'
-    listed = write_task(tmp_path / "listed", toml=hosts)
+    gpus = write_task(tmp_path / "gpus", toml="[environment]\ngpus = 1\n")
     fine = write_task(tmp_path / "fine", test_sh=own_path(PASS_IF_DONE), **ORDINARY)
     seen: list[str] = []
-    checks = await check_tasks([composed, listed, fine], plan, concurrency=2, on_checked=lambda c: seen.append(c.task))
+    checks = await check_tasks([composed, gpus, fine], plan, concurrency=2, on_checked=lambda c: seen.append(c.task))
     assert [check.verdict for check in checks] == [Verdict.REFUSED, Verdict.REFUSED, Verdict.OK]
-    assert sorted(seen) == ["composed", "fine", "listed"]
+    assert sorted(seen) == ["composed", "fine", "gpus"]
     for refused in checks[:2]:
         assert refused.reason is not None
         assert "\n" not in refused.reason

@@ -18,7 +18,7 @@ from tests.helpers.bases import ensure_base_tar
 from tests.helpers.hostile import first_words
 from tests.helpers.hostile.first_words import DEVICES, PUBLIC
 from tests.helpers.hostile.listed import listed
-from tests.helpers.internet import EVIL, LISTED, SITE
+from tests.helpers.internet import EVIL, LISTED, LISTED6, SITE
 from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
@@ -88,17 +88,59 @@ _EXPECTED = {
     "IPv6": "ENETUNREACH",
     "processes": [],
 }
+_LISTED6 = (LISTED6, "2001:db8:2::82", "2003::5", "100::5")
+_REFUSED6 = (
+    ("ENETUNREACH", (
+        *(f"outside {address}" for address in ("2001:db8:1::31", "2001:db8:2:1::90", "2001:db8:ffff::")),
+        *(f"closed {address}" for address in ("64:ff9b::cb00:711e", "::203.0.113.30", "::ffff:0:203.0.113.30",
+                                              "2002:cb00:711e::1", "fd12::3", "fd00:ec2::254", "fd20:ce::254",
+                                              "fec0::5")),
+        *(f"by scope {address}" for address in ("fe80::1", "fe80::fe", "ff02::1", "ff0e::1")),
+        *(f"datagram{how} {address}" for how in ("", " by device") for address in ("2001:db8:1::31", "fd00:ec2::254")),
+        "the machine's 2001:db8:2::1", "another by device",
+    )),
+    ("ECONNREFUSED", (
+        *(f"in IPv4 {address}" for address in ("203.0.113.30", "127.0.0.1", "203.0.113.1", "169.254.169.254")),
+        *(f"the machine's {address}" for address in ("::1", "::")),  # the sandbox's own
+    )),
+    ("EPERM", (
+        f"datagram {LISTED6}", f"datagram by device {LISTED6}", "to all by device", "a raw packet", "a raw header",
+        "as a foreign address", "another's mark", "another address", "the own address's end", "another route",
+        "a route's end", "a neighbor",
+    )),
+    ("silence", ("a listed address by device", "by segments to another")),
+    ("reset", ("a listed address, a closed port", "the proxy's own port 0")),
+    ("EROFS", tuple(f"setting {name}" for name in ("all/forwarding", "tap0/accept_ra", "all/seg6_enabled",
+                                                   "lo/disable_ipv6"))),
+)  # fmt: skip
+_EXPECTED6 = {
+    **{f"listed {address}": "hello" for address in _LISTED6},
+    "an end of one direction": "hello again",
+    "a long body": 2_000_005,
+    **{name: result for result, names in _REFUSED6 for name in names},
+    "a name": ["198"],
+    "a name in IPv6": "no address",
+    "processes": [],
+}
+_PINGS6 = {
+    **dict.fromkeys(("ping 2001:db8:1::31", "ping fd00:ec2::254"), "ENETUNREACH"),
+    f"ping {LISTED6}": "ECONNREFUSED",
+    "ping to all by device": "silence",
+}
 _UNKNOWN = "[Errno -2] Name or service not known"
 _CUT_OFF = "[Errno -3] Temporary failure in name resolution"
-_SECOND = ["lo tap0", _UNKNOWN, EVIL, "ECONNREFUSED", "ECONNREFUSED", 1]
+_SECOND = ["lo tap0", _UNKNOWN, EVIL, "ECONNREFUSED", "ECONNREFUSED", "ENETUNREACH", 1]
+_IPV6 = ["lo tap0", SITE, _UNKNOWN, "ECONNREFUSED", "ECONNREFUSED", "hello", 1]
 _PHASES = {
     "second": _SECOND,
-    "public": ["lo tap0", SITE, EVIL, EVIL, LISTED, 0],
-    "first": ["lo tap0", SITE, _UNKNOWN, "ECONNREFUSED", LISTED, 1],
-    "none": ["lo", _CUT_OFF, _CUT_OFF, "ENETUNREACH", "ENETUNREACH", 0],
+    "public": ["lo tap0", SITE, EVIL, EVIL, LISTED, "ENETUNREACH", 0],
+    "IPv6": _IPV6,
+    "first": ["lo tap0", SITE, _UNKNOWN, "ECONNREFUSED", LISTED, "ENETUNREACH", 1],
+    "IPv6 again": _IPV6,
+    "none": ["lo", _CUT_OFF, _CUT_OFF, "ENETUNREACH", "ENETUNREACH", "ENETUNREACH", 0],
     "second again": _SECOND,
 }
-"""Policy → the devices, what the sites at site.test, evil.test, EVIL and LISTED say, and the number of proxies."""
+"""Policy → the devices, what site.test, evil.test, EVIL, LISTED and LISTED6 say, and the number of proxies."""
 _ASKED = {f"{name}.test" for name in ("a.b.wild", "alias", "changing", "gone", "here", "loop", "metadata", "private",
                                       "rebinding", "site")}  # fmt: skip
 _PORTS = {(SITE, 80), (SITE, 443), (EVIL, 80), (LISTED, 22), ("203.0.113.20", 80), ("203.0.113.21", 80),
@@ -114,6 +156,11 @@ def _check(printed: str) -> None:
     assert {name for name in found["seen"]["queries"] if name.endswith(".test")} == _ASKED
     assert not [name for name in found["seen"]["queries"] if "c2VjcmV0" in name or "secret" in name]
     assert {(address, port) for address, port in found["seen"]["connections"] if port != 8099} == _PORTS
+    results6 = found["IPv6"]["results"]
+    assert {name: results6.pop(name) for name in _PINGS6} in (_PINGS6, dict.fromkeys(_PINGS6, "EACCES"))
+    assert results6 == _EXPECTED6
+    reached = [(address, port) for address, port in found["IPv6"]["seen"]["connections"] if ":" in address]
+    assert set(reached) == {(address, 22) for address in _LISTED6}
     assert found["phases"] == _PHASES
     assert "its network process (the allowlist's proxy) ended" in found["lost"]
 
@@ -169,6 +216,11 @@ async def test_a_list_of_nothing_is_no_network(tmp_path: Path) -> None:
         ("169.254.169.254", r"169\.254\.169\.254, which no sandbox may reach: .*private_network=true, cloud"),
         ("10.1.0.0/16", r"10\.1\.0\.0/16, which no sandbox may reach"),
         ("198.18.0.7", r"198\.18\.0\.7, which no sandbox may reach: .* and 198\.18\.0\.0/15 never"),
+        ("fd00:ec2::254", r"fd00:ec2::254, which no sandbox may reach: .*private_network=true, cloud metadata"),
+        (
+            "::ffff:127.0.0.1",
+            r"::ffff:\S+, which no sandbox may .* and IPv6 that is .* stands for IPv4 never",
+        ),
     ],
 )
 async def test_an_address_that_no_list_may_have_is_refused_by_name(tmp_path: Path, entry: str, complaint: str) -> None:
@@ -177,10 +229,7 @@ async def test_an_address_that_no_list_may_have_is_refused_by_name(tmp_path: Pat
         await make_sandbox(tmp_path, phase_network_policies=later).start(force_build=False)
 
 
-async def test_ipv6_and_an_undeclared_list_are_refused(tmp_path: Path) -> None:
-    for entry in ("2001:db8::1", "2001:db8::/32"):
-        with pytest.raises(ValueError, match=r"allowlist.*IPv6"):
-            make_sandbox(tmp_path, network_policy=listed(entry))
+async def test_an_undeclared_list_is_refused(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
         with pytest.raises(SandboxError, match="made without an allowlist"):
             await sandbox.set_network_policy(listed("example.com"))

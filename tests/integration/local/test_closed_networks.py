@@ -22,8 +22,12 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
     set(SIOCSIFFLAGS, b"lo", struct.pack("h", IFF_UP))
     for name, address in ((b"lo:1", "203.0.113.7"), (b"lo:2", "198.51.100.9")):
         set(SIOCSIFADDR, name, struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(address)))
-from harbor_gym.sandboxes.supervisor.network import closed_networks
+with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as any_socket:
+    own = socket.inet_pton(socket.AF_INET6, "2001:db8::7")
+    fcntl.ioctl(any_socket, SIOCSIFADDR, own + struct.pack("Ii", 64, socket.if_nametoindex("lo")))
+from harbor_gym.sandboxes.supervisor.network import allowlist, closed_networks
 print(json.dumps([closed_networks(has_private=has_private) for has_private in (False, True)]))
+print(json.dumps([allowlist(["2001:db8::6/127"], has_private=has_private).networks for has_private in (False, True)]))
 """
 """Looks in a network namespace of its own, where a machine's addresses can be made up."""
 
@@ -32,7 +36,8 @@ def test_the_machines_own_addresses_are_closed_unless_private_networks_are_open(
     code = _LOOK.format(rootless=is_rootless())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    closed, with_private = json.loads(done.stdout)
+    (closed, with_private), open_ipv6 = map(json.loads, done.stdout.splitlines())
+    assert open_ipv6 == [["2001:db8::6/128"], ["2001:db8::6/127"]]
     own = {"203.0.113.7/32", "198.51.100.9/32"}
     assert own <= set(closed)
     assert not own & set(with_private)
@@ -71,7 +76,11 @@ def listed(close):
 
 def change(context):
     packet_filter.close_networks(["203.0.113.0/24"], name_server)
-    packet_filter.allow_networks(networks, name_server, 1234, 5353, devices=["eth0", "eth1"])
+    packet_filter.allow_networks(networks, name_server, 5353, 1234, devices=["eth0", "eth1"])
+
+def change_again(context):
+    change(context)
+    packet_filter.allow_networks([*networks, *ipv6], name_server, 5353, 1234, 1236, devices=["eth0", "eth1"])
 
 def change_back(context):
     change(context)
@@ -79,27 +88,43 @@ def change_back(context):
 
 devices = "".join(packet_filter.DEVICE_RULE.format(device=name) for name in ("eth0", "eth1"))
 rules = packet_filter.RULES.format(closed=", ".join(networks), name_server=name_server, devices=devices)
-of_list = packet_filter.LISTED_RULES.format(
-    networks=", ".join(networks), name_server=name_server, connections_port=1234, queries_port=5353, devices=devices)
+ipv6 = ["100::/8", "2001:db8::7/128", "8000::/1"]
+
+def of_list(to_ipv6, all_ipv6):
+    return packet_filter.LISTED_RULES.format(
+        networks=", ".join(networks), name_server=name_server, connections_port=1234, queries_port=5353,
+        devices=devices, to_ipv6=to_ipv6, all_ipv6=all_ipv6).encode()
+
+to_ipv6 = packet_filter.TO_IPV6.format(networks=", ".join(ipv6), port=1236)
 listed(lambda _: packet_filter.close_networks(networks, name_server, devices=["eth0", "eth1"]))
 listed(change_back)
 listed(lambda context: library.nft_run_cmd_from_buffer(context, rules.encode()))
 listed(change)
-listed(lambda context: library.nft_run_cmd_from_buffer(context, of_list.encode()))
+listed(lambda context: library.nft_run_cmd_from_buffer(context, of_list("", packet_filter.NO_IPV6)))
+listed(change_again)
+listed(lambda context: library.nft_run_cmd_from_buffer(context, of_list(to_ipv6, packet_filter.OTHER_IPV6)))
 """
 
 
+MANY = tuple(f"203.{number >> 8}.{number & 255}.0/25" for number in range(2000))
+"""More than one message to the kernel can hold."""
+
+
 @pytest.mark.parametrize(
-    "networks", [closed_networks(has_private=False), closed_networks(has_private=True), ("10.0.0.0/9", "10.128.0.0/9")]
+    "networks",
+    [closed_networks(has_private=False), closed_networks(has_private=True), ("10.0.0.0/9", "10.128.0.0/9"), MANY],
+    ids=["closed", "private", "adjacent", "many"],
 )
 def test_the_kernel_gets_the_rules_as_from_libnftables(networks: tuple[str, ...]) -> None:
     done = run_in_program(_LIST, NAME_SERVER, *networks)
     assert done.returncode == 0, done.stderr
-    ours, again, theirs, our_list, their_list, _ = done.stdout.split("---\n")
+    ours, again, theirs, our_list, their_list, our_ipv6, their_ipv6, _ = done.stdout.split("---\n")
     assert "reject" in ours
     assert ours == again == theirs
     assert "redirect to :1234" in our_list
     assert our_list == their_list
+    assert "redirect to :1236" in our_ipv6
+    assert our_ipv6 == their_ipv6
 
 
 def test_a_packet_filter_that_the_kernel_refuses_is_an_error() -> None:

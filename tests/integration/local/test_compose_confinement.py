@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.local, pytest.mark.compose, pytest.mark.usefixtures("n
 PUBLIC = NetworkPolicy(network_mode=NetworkMode.PUBLIC)
 NOTHING = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
 LISTED = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["listed.test"])
+LISTED_IPV6 = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["2001:db8::1"])
 COMPOSE = """\
 services:
   main:
@@ -141,7 +142,8 @@ def test_a_part_of_a_volume_is_no_file_of_the_machine(tmp_path: Path) -> None:
 
 
 async def test_the_network_of_a_phase_is_that_of_all_services(kind: str, tmp_path: Path) -> None:
-    sandbox = write(kind, tmp_path, network_policy=NOTHING, phase_network_policies=(PUBLIC, LISTED))
+    policies = PUBLIC, LISTED, LISTED_IPV6
+    sandbox = write(kind, tmp_path, network_policy=NOTHING, phase_network_policies=policies)
     look = f"{REACH.format('main/80')}; tail -n +3 /proc/net/dev | cut -d: -f1; cat /etc/resolv.conf | grep -c 10.0"
 
     async def seen() -> list[list[str]]:
@@ -152,10 +154,10 @@ async def test_the_network_of_a_phase_is_that_of_all_services(kind: str, tmp_pat
         await output(sandbox, f"({SERVE}) >/dev/null 2>&1 & until {LISTENS}; do sleep 0.05; done")
         closed = [["0", "lo", "eth0", "eth1", "0"], ["0", "lo", "eth0", "0"], ["0", "lo", "eth0", "0"]]
         assert await seen() == closed
-        for policy in (PUBLIC, LISTED, PUBLIC):
+        for policy in (PUBLIC, LISTED, LISTED_IPV6, PUBLIC):
             await sandbox.set_network_policy(policy)
             opened = [["0", "lo", "eth0", "eth1", "tap0", "1"], ["0", "lo", "eth0", "tap0", "1"], closed[2]]
-            assert await seen() == opened, policy.network_mode
+            assert await seen() == opened, policy
             away = await sandbox.service_exec(REACH.format("10.1.1.1/80"), service="side")
             assert (away.stdout or "").strip() == "1"  # refused at once by the packet filter
         await sandbox.set_network_policy(NOTHING)

@@ -2,6 +2,8 @@
 
 import ipaddress
 import json
+import subprocess
+import sys
 
 import pytest
 from harbor.models.task.config import PhaseNetworkPolicyConfig
@@ -163,9 +165,51 @@ def test_no_network_of_a_list_has_a_part_that_is_closed() -> None:
         assert size == (1 << 31) + 1 - gone, "all else is open"
 
 
+_CLOSED_IPV6 = ("::1", "::", "::127.0.0.1", "::ffff:10.0.0.1", "::ffff:0:10.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b:1::",
+                "2001::1", "2002:a00:1::1", "fe80::1", "ff02::1", "fd00:ec2::254", "fd20:ce::254", "fd00:c1::a9fe:a9fe",
+                "fd00:42::42")  # fmt: skip
+_OPEN_IPV6 = ("2001:db8::1", "2001:1::1", "2606:4700::1111", "2000::", "3fff::1")
+_PRIVATE_IPV6 = ("fd12::3", "fc00::1", "fec0::1")
+
+
+def test_no_ipv6_network_of_a_list_has_a_part_that_is_closed() -> None:
+    for has_private in (True, False):
+        networks = list(map(ipaddress.ip_network, allowlist(["::/0"], has_private=has_private).networks))
+        found = {
+            address: any(ipaddress.ip_address(address) in network for network in networks)
+            for address in (*_CLOSED_IPV6, *_OPEN_IPV6, *_PRIVATE_IPV6)
+        }
+        assert found == {
+            **dict.fromkeys(_CLOSED_IPV6, False),
+            **dict.fromkeys(_OPEN_IPV6, True),
+            **dict.fromkeys(_PRIVATE_IPV6, has_private),
+        }
+        for address in (*_CLOSED_IPV6[1:], *([] if has_private else _PRIVATE_IPV6)):
+            entry = PhaseNetworkPolicyConfig(network_mode="allowlist", allowed_hosts=[address]).allowed_hosts  # pyright: ignore[reportArgumentType]  # as in a file
+            with pytest.raises(TaskError, match="which no sandbox may reach"):
+                allowlist(entry or [], has_private=has_private)
+
+
+_LIST_WITHOUT_IPV6 = """
+from harbor_gym.sandboxes.supervisor.network import allowlist
+print(allowlist(["b.org", "203.0.113.9"], has_private=True).networks)
+allowlist(["b.org", "2001:db8::/32"], has_private=True)
+"""
+
+
+def test_a_kernel_without_ipv6_is_named() -> None:
+    hide = 'mount -t tmpfs none /proc/sys/net/ipv6 && exec "$@"'
+    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", _LIST_WITHOUT_IPV6]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout == "('203.0.113.9/32',)\n"
+    assert "TaskError: allowed_hosts has 2001:db8::/32, but this machine's kernel has no IPv6" in done.stderr
+
+
 def test_entries_become_names_and_networks() -> None:
     made = allowlist(["b.org", "203.0.113.9", "*.c.org", "203.0.113.8", "127.0.0.1"], has_private=False)
     assert made == (("b.org", "*.c.org"), ("203.0.113.8/31",))
+    made = allowlist(["2001:db8::1", "b.org", "2001:db8::", "203.0.113.9", "::1"], has_private=False)
+    assert made == (("b.org",), ("203.0.113.9/32", "2001:db8::/127"))
     with pytest.raises(TaskError, match=r"169\.254\.1\.1, which no sandbox may reach"):
         allowlist(["b.org", "169.254.1.1"], has_private=True)
     with pytest.raises(TaskError, match=f"198.18.0.7, which no sandbox may reach: .* and {POOL} never"):

@@ -1,7 +1,8 @@
-"""The network of a sandbox with an allowlist: two sockets in its network namespace, and a proxy outside behind them.
+"""The network of a sandbox with an allowlist: sockets in its network namespace, and a proxy outside behind them.
 
-The namespace has a device with a route to everywhere, from which nobody takes packets: what the packet filter does not
-lead to the sockets goes nowhere. The proxy starts with the first connection or query; many sandboxes have none.
+The namespace has a device with a route to everywhere in IPv4 and to listed networks of IPv6, from which nobody takes
+packets: what the packet filter does not lead to the sockets goes nowhere. The proxy starts with the first connection or
+query; many sandboxes have none.
 
 Source: the kernel's linux/netfilter/nf_tables.h (redirect), udp(7), tcp(7).
 """
@@ -15,7 +16,7 @@ from typing import NoReturn
 
 from kernel import device, packet_filter
 from messages import POOL, Allowlist, Proxied, SupervisorConfig, to_json
-from network import DEVICE, make_device
+from network import DEVICE, add_ipv6, make_device
 from outside import Outsider
 
 _BACKLOG = 256
@@ -33,7 +34,7 @@ class ListedNetwork:
 
     Args:
         config: The supervisor's configuration.
-        poll: Gets the sockets that announce the first connection and the first query.
+        poll: Gets the sockets that announce the first query and the first connection.
     """
 
     def __init__(self, config: SupervisorConfig, poll: select.poll) -> None:
@@ -60,19 +61,30 @@ class ListedNetwork:
             raise OSError("the sandbox was made without an allowlist that comes later")
         config = self._config
         self.is_open = True
-        self._sockets = [socket.socket(socket.AF_INET, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]
-        for own in self._sockets:
-            own.bind(("127.0.0.1", 0))
-            self._poll.register(own, select.POLLIN)
-        self._sockets[0].listen(_BACKLOG)
+        ipv6 = [network for network in allowlist.networks if ":" in network]
+        ports = [self._port(socket.SOCK_DGRAM), self._port(socket.SOCK_STREAM)]
+        if ipv6:
+            device.set_ipv6("lo", "disable_ipv6", "0")  # some machines have it off in new network namespaces
+            ports.append(self._port(socket.SOCK_STREAM, socket.AF_INET6))
         networks = (*allowlist.networks, *([POOL] if allowlist.names else []))
-        ports = [own.getsockname()[1] for own in self._sockets]
         packet_filter.allow_networks(networks, config.name_server, *ports, devices=config.devices)
         os.close(make_device()[0])
         self._has_device = True
+        if ipv6:
+            add_ipv6(ipv6)
         proxied = Proxied(*allowlist, config.closed_networks, config.name_server, config.is_rootless)
         self._proxied, self._log = os.memfd_create("proxied"), os.memfd_create("proxy")
         os.pwrite(self._proxied, to_json(proxied).encode(), 0)
+
+    def _port(self, kind: socket.SocketKind, family: socket.AddressFamily = socket.AF_INET) -> int:
+        """Return the port of a further socket on the loopback device."""
+        own = socket.socket(family, kind)
+        self._sockets.append(own)
+        own.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
+        if kind == socket.SOCK_STREAM:
+            own.listen(_BACKLOG)
+        self._poll.register(own, select.POLLIN)
+        return own.getsockname()[1]
 
     def is_due(self, ready: set[int]) -> bool:
         """Return whether :meth:`start` is to be called, given the descriptors that are ready."""
@@ -81,7 +93,7 @@ class ListedNetwork:
     def start(self) -> None:
         """Let the proxy serve."""
         assert self._outsider is not None
-        self._outsider.start([self._proxied, *(own.fileno() for own in self._sockets), self._log])
+        self._outsider.start([self._proxied, self._log, *(own.fileno() for own in self._sockets)])
         self._is_started = True
         self._close_sockets()
 
@@ -98,14 +110,14 @@ class ListedNetwork:
         from egress import proxy  # imported by prepare, before this process could import nothing more
 
         try:
-            spec, connections, queries, log = handles
+            spec, log, *sockets = handles
             for target in (1, 2):
                 os.dup2(log, target)
             for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # no pathlib here
-                if int(name) > 2 and int(name) not in (spec, connections, queries):
+                if int(name) > 2 and int(name) not in (spec, *sockets):
                     with contextlib.suppress(OSError):  # the directory's own
                         os.close(int(name))
-            proxy.run(spec, connections, queries, os.getppid())
+            proxy.run(spec, sockets, os.getppid())
         except BaseException as exc:  # a forked child must never return into its parent's code
             os.write(2, str(exc).encode("utf-8", "replace"))
         finally:

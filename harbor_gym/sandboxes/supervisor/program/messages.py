@@ -75,7 +75,7 @@ class Allowlist(NamedTuple):
     """Host names, as :class:`egress.names.Names` takes them."""
 
     networks: tuple[str, ...]
-    """As ``a.b.c.d/n``: none contains another, and none has a part that no packet may reach."""
+    """As ``a.b.c.d/n``, or of IPv6: none contains another, and none has a part that no packet may reach."""
 
 
 class NetworkChange(NamedTuple):

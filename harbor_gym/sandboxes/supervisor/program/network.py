@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterable
 from typing import NoReturn
 
 from kernel import device
@@ -20,6 +21,8 @@ from outside import Outsider
 DEVICE, _MTU = "tap0", 65520
 _ADDRESS, _BITS, _GATEWAY = "10.0.2.100", 24, "10.0.2.2"
 """Those of slirp4netns."""
+_IPV6_ADDRESS = "2001:2::100"
+"""One that nobody has (RFC 5180)."""
 _START_TIMEOUT_SEC, _COPIES_SEC, _PAUSE_SEC = 8.0, 1.0, 0.001
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
@@ -195,3 +198,8 @@ class UserNetwork:
 def make_device() -> tuple[int, bool]:
     """Make a sandbox's device: that of a public network and of an allowlist's, as :func:`kernel.device.make` does."""
     return device.make(DEVICE, _MTU, _ADDRESS, _BITS, _GATEWAY)
+
+
+def add_ipv6(networks: Iterable[str]) -> None:
+    """Make the device the way to networks of IPv6, too, as :func:`kernel.device.route_ipv6` does."""
+    device.route_ipv6(DEVICE, _IPV6_ADDRESS, networks)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from kernel.calls import PR_SET_PDEATHSIG, prctl
 
-_REQUEST_BYTES = 64
+_REQUEST_BYTES, _MOST_HANDLES = 64, 5
 _START, _END = b"start", b"end"
 type Become = Callable[[list[int]], NoReturn]
 """Executes the program in a forked process, with the given descriptors."""
@@ -36,7 +36,7 @@ class Outsider:
         far_end.close()
 
     def start(self, handles: list[int]) -> None:
-        """Start the process."""
+        """Start the process with at most five descriptors."""
         socket.send_fds(self._control, [_START], handles)
 
     def end(self) -> None:
@@ -80,7 +80,7 @@ def _serve(control: socket.socket, become: Become, supervisor: int) -> None:
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
     handles = array.array("i")
-    message, ancillary, _, _ = control.recvmsg(_REQUEST_BYTES, socket.CMSG_LEN(4 * handles.itemsize))
+    message, ancillary, _, _ = control.recvmsg(_REQUEST_BYTES, socket.CMSG_LEN(_MOST_HANDLES * handles.itemsize))
     for _, _, data in ancillary:
         handles.frombytes(data)
     return message, list(handles)

@@ -18,7 +18,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from typing import NoReturn
 
 from egress.first_bytes import (
     MAX_HEAD_BYTES,
@@ -44,6 +45,8 @@ _FIRST_BYTES_SEC, _CONNECT_SEC = 5.0, 10.0
 _CHUNK_BYTES, _QUERY_BYTES = 1 << 16, 1 << 16
 _STACK_BYTES = 256 << 10
 _ORIGINAL_DESTINATION = 80
+_ADDRESS, _ADDRESS6 = struct.Struct("!2xH4s8x"), struct.Struct("!2xH4x16s4x")
+"""sockaddr_in and sockaddr_in6."""
 _DNS = 53
 _RESET, _NO_RESET = struct.pack("ii", 1, 0), bytes(8)
 _PAUSE_SEC = 0.05
@@ -52,15 +55,23 @@ _DIGITS = frozenset(b"0123456789abcdefABCDEF")
 
 class _Networks:
     def __init__(self, networks: tuple[str, ...]) -> None:
-        self._parts = [(_number(address), int(bits)) for address, _, bits in (one.partition("/") for one in networks)]
+        pairs = (network.split("/") for network in networks)
+        self._parts = [(_family(address), _number(address), int(bits)) for address, bits in pairs]
 
     def __contains__(self, address: str) -> bool:
-        number = _number(address)
-        return any(number >> 32 - bits == first >> 32 - bits for first, bits in self._parts)
+        family, number = _family(address), _number(address)
+        width = 32 if family == socket.AF_INET else 128
+        return any(
+            family == of and number >> width - bits == first >> width - bits for of, first, bits in self._parts
+        )  # fmt: skip
 
 
 def _number(address: str) -> int:
-    return int.from_bytes(socket.inet_aton(address))
+    return int.from_bytes(socket.inet_pton(_family(address), address))
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 class Proxy:
@@ -68,24 +79,30 @@ class Proxy:
 
     Args:
         proxied: What it may reach.
-        connections: The socket at which its connections arrive.
-        queries: That of its queries.
+        queries: The socket at which its queries arrive.
+        connections: Those of its connections.
     """
 
-    def __init__(self, proxied: Proxied, connections: socket.socket, queries: socket.socket) -> None:
+    def __init__(self, proxied: Proxied, queries: socket.socket, *connections: socket.socket) -> None:
         self._names = Names(proxied.names)
         self._open, self._closed, self._pool = map(_Networks, (proxied.networks, proxied.closed_networks, (POOL,)))
         self._name_server = (proxied.name_server, _DNS)
-        self._connections, self._queries = connections, queries
+        self._queries, self._connections = queries, connections
         self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
 
     def run(self) -> None:
         """Serve until this process is killed."""
         threading.Thread(target=self._answer_queries, daemon=True).start()
+        first, *further = self._connections
+        for listener in further:
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._accept(first)
+
+    def _accept(self, listener: socket.socket) -> NoReturn:
         while True:
             self._places.acquire()
             try:
-                client, _ = self._connections.accept()
+                client, _ = listener.accept()
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
             except (OSError, RuntimeError):  # for lack of descriptors or threads
                 self._places.release()
@@ -110,9 +127,7 @@ class Proxy:
             self._places.release()
 
     def _pass_on(self, client: socket.socket) -> None:
-        # Fails for a connection that no rule of the packet filter has led here.
-        port, packed = struct.unpack("!2xH4s8x", client.getsockopt(socket.SOL_IP, _ORIGINAL_DESTINATION, 16))
-        address = socket.inet_ntoa(packed)
+        address, port = _original_destination(client)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if (address, port) == self._name_server:
             self._answer_in_stream(client)
@@ -225,6 +240,19 @@ class _Received:
                 return
 
 
+def _original_destination(client: socket.socket) -> tuple[str, int]:
+    """Return where a client wanted to connect: here, if no rule of the packet filter has led it.
+
+    Raises:
+        OSError: Nobody knows.
+    """
+    if client.family == socket.AF_INET6:
+        port, packed = _ADDRESS6.unpack(client.getsockopt(socket.IPPROTO_IPV6, _ORIGINAL_DESTINATION, _ADDRESS6.size))
+    else:
+        port, packed = _ADDRESS.unpack(client.getsockopt(socket.SOL_IP, _ORIGINAL_DESTINATION, _ADDRESS.size))
+    return socket.inet_ntop(client.family, packed), port
+
+
 def _connect(addresses: list[str], port: int) -> socket.socket:
     """Connect to the first address that answers.
 
@@ -233,7 +261,7 @@ def _connect(addresses: list[str], port: int) -> socket.socket:
     """
     failure: OSError = ConnectionRefusedError("no address that may be reached")
     for address in addresses:
-        server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        server = socket.socket(_family(address), socket.SOCK_STREAM)
         try:
             server.settimeout(_CONNECT_SEC)
             server.connect((address, port))
@@ -339,13 +367,12 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
     target.shutdown(socket.SHUT_WR)
 
 
-def run(spec: int, connections: int, queries: int, parent: int) -> None:
+def run(spec: int, sockets: Sequence[int], parent: int) -> None:
     """Be a sandbox's proxy until the parent ends.
 
     Args:
         spec: A descriptor of a file with a :class:`Proxied`.
-        connections: That of the socket for connections.
-        queries: That of the socket for queries.
+        sockets: Those of the socket for queries, and of each for connections.
         parent: The process that started this one.
     """
     proxied = parse(Proxied, json.loads(os.pread(spec, os.fstat(spec).st_size, 0)))
@@ -365,4 +392,4 @@ def run(spec: int, connections: int, queries: int, parent: int) -> None:
     if os.getppid() != parent:
         return
     threading.stack_size(_STACK_BYTES)
-    Proxy(proxied, *(socket.socket(fileno=handle) for handle in (connections, queries))).run()
+    Proxy(proxied, *(socket.socket(fileno=handle) for handle in sockets)).run()
