@@ -26,8 +26,8 @@ from harbor_gym.checking.capacity import USUAL_MEMORY_MB, sandboxes_at_once
 from harbor_gym.errors import HarborGymError, MissingDependencyError, SandboxError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
 from harbor_gym.sandboxes.apptainer import programs as apptainer
+from harbor_gym.sandboxes.compose.reader import compose_program
 from harbor_gym.sandboxes.local import criu
-from harbor_gym.sandboxes.local.compose.reader import compose_program
 from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.sandboxes.supervisor import cgroups, own_ids, seccomp
@@ -151,13 +151,18 @@ def _local() -> Iterable[Finding]:
     yield _core_files()
     lack = f"no {NETWORK_PROGRAM}: tasks with a network are refused" if missing_packages() else ""
     yield _finding("local", NETWORK_PROGRAM, lack, f"apt-get install -y {NETWORK_PROGRAM}", is_needed=False)
-    compose = compose_program()
-    lack = "" if compose else "no Compose 2: tasks with a docker-compose.yaml are refused"
-    yield _finding("local", "docker-compose", lack, _COMPOSE, note=compose or "", is_needed=False)
+    yield _compose("local")
     refusal, fix = rootless.network_refusal()
     cost = "tasks run without a network" if rootless.is_rootless() else "tasks with a network are refused"
     yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
     yield _criu()
+
+
+def _compose(area: str) -> Finding:
+    """Look for the program that reads a task's Compose file."""
+    found = compose_program()
+    lack = "" if found else "no Compose 2: tasks with a docker-compose.yaml are refused"
+    return _finding(area, "docker-compose", lack, _COMPOSE, note=found or "", is_needed=False)
 
 
 def _criu() -> Finding:
@@ -226,6 +231,7 @@ def _apptainer() -> Iterable[Finding]:
     lacking, _, fix = seccomp.missing_profile().partition(": ")
     note = f"{lacking}: commands run without a filter" if lacking else ""
     yield _finding("apptainer", "system call profile", note, fix, note=str(seccomp.PROFILES[0]), is_needed=False)
+    yield _compose("apptainer")
 
 
 def _registry() -> Iterable[Finding]:

@@ -78,7 +78,7 @@ def _sif_task(name: str, path: Path, *, build_dockerfile: bool) -> SifTask:
     from harbor.models.task.task import Task
 
     from harbor_gym.sandboxes.apptainer.sif.bulk import SifTask
-    from harbor_gym.sandboxes.apptainer.sif.store import SifSource
+    from harbor_gym.sandboxes.images.build import ImageSource
     from harbor_gym.tasks.links import require_own_files
 
     require_own_files(path)
@@ -87,7 +87,7 @@ def _sif_task(name: str, path: Path, *, build_dockerfile: bool) -> SifTask:
     is_prebuilt = should_use_prebuilt_docker_image(
         folder, docker_image=environment.docker_image, force_build=build_dockerfile
     )
-    source = SifSource(folder, environment.docker_image if is_prebuilt else None)
+    source = ImageSource(folder, docker_image=environment.docker_image if is_prebuilt else None)
     return SifTask(name, source, environment.build_timeout_sec)
 
 

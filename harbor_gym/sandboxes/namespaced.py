@@ -17,7 +17,7 @@ from typing import Any, override
 
 from harbor.environments.base import ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
-from harbor.environments.definition import COMPOSE_FILE_NAME, require_agent_environment_definition
+from harbor.environments.definition import require_agent_environment_definition
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym._runtime import rootless
@@ -83,8 +83,16 @@ def _outweigh_sandboxes() -> None:
 class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
     """One sandbox of this machine's kernel, from its start to its end."""
 
-    def __init__(self, options: Options, *args: Any, **kwargs: Any) -> None:
-        self._options = options
+    own_options: type[Options]
+    """The record of its options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare a sandbox by Harbor's arguments and the options of its kind.
+
+        Raises:
+            UsageError: An option has no such value.
+        """
+        self._options = self.own_options.taken_from(kwargs)
         self._sandbox: SupervisedSandbox | None = None
         self._hold: Hold | None = None
         self._image: ImageSettings | None = None
@@ -129,11 +137,6 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
 
     @override
     def _validate_definition(self) -> None:
-        if not self._runs_compose and (self.environment_dir / COMPOSE_FILE_NAME).exists():
-            raise TaskUnsupportedError(
-                f"{self.environment_dir / COMPOSE_FILE_NAME}: {self.type()} sandboxes run one container and no "
-                "Compose: use --env docker or --env local for this task"
-            )
         if not self._has_image_of_options:
             require_agent_environment_definition(
                 self.environment_dir,
@@ -165,11 +168,6 @@ class NamespacedEnvironment[Options: NamespacedOptions](CarriesFiles):
         for policy in (self.network_policy, *self._phase_policies):
             if policy.allowed_hosts and self._options.network != "none":
                 allowlist(policy.allowed_hosts, has_private=self._options.private_network)
-
-    @property
-    def _runs_compose(self) -> bool:
-        """Whether this kind of sandbox runs a task's ``docker-compose.yaml``."""
-        return False
 
     @property
     def _has_image_of_options(self) -> bool:

@@ -24,7 +24,8 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from harbor_gym.sandboxes.apptainer.programs import find_runtime
-from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
+from harbor_gym.sandboxes.apptainer.sif.store import provide_sif
+from harbor_gym.sandboxes.images.build import ImageSource
 from harbor_gym.sandboxes.tools import run_tool, tail
 from tests.benchmarks.report import BenchReport
 from tests.benchmarks.reset import OURS, ResetRow, ResetSample, hold_ours, measure_in_turn
@@ -163,7 +164,7 @@ async def _make_task(task_dir: Path) -> None:
     environment = task_dir / "environment"
     await asyncio.to_thread((environment / "Dockerfile").write_text, f"{BENCH_DOCKERFILE}{_SERVER}")
     await _download(environment / "packages")
-    stored = await provide_sif(SifSource(environment, None), default_image_dir(), build_timeout_sec=_BUILD_TIMEOUT_SEC)
+    stored = await provide_sif(ImageSource(environment), default_image_dir(), build_timeout_sec=_BUILD_TIMEOUT_SEC)
     await asyncio.to_thread(_append, task_dir / "task.toml", f'[environment]\ndocker_image = "{stored.image.path}"\n')
 
 

@@ -9,7 +9,7 @@ from typing import Any, override
 import pytest
 
 from harbor_gym.errors import SandboxStartError, UsageError
-from harbor_gym.sandboxes.local.compose.reader import compose_program
+from harbor_gym.sandboxes.compose.reader import compose_program
 from harbor_gym.sandboxes.supervisor import cgroups
 from harbor_gym.testing import (
     SANDBOX_BEHAVIOURS,
@@ -33,7 +33,7 @@ AT_ONCE = 8
 _SOCKETS = "socket_buffers_end_at_the_sandboxs_own_limit"
 """Needs a control group, which an ordinary user may not have."""
 _SERVICES = {item.name for item in SANDBOX_BEHAVIOURS if item.family == "services"}
-"""Root's alone, on local with Compose."""
+"""With Compose; on apptainer with the option ``network=task``, which is not its default."""
 BROKEN_AT_ONCE = 6
 """They mostly wait for events that never come."""
 

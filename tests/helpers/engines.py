@@ -13,8 +13,8 @@ import pytest
 from harbor_gym.embedded.models import cached_model
 from harbor_gym.errors import MissingDependencyError, SandboxError
 from harbor_gym.sandboxes.apptainer.programs import require_all
+from harbor_gym.sandboxes.compose.reader import compose_program
 from harbor_gym.sandboxes.local import criu
-from harbor_gym.sandboxes.local.compose.reader import compose_program
 from tests.helpers.paths import ROOT
 
 _UNPACKED = tuple(ROOT / "build/engines" / place for place in ("apptainer/bin", "criu/usr/sbin", "registry/usr/bin"))

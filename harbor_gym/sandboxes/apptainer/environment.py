@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, override
 
 from harbor.environments.capabilities import EnvironmentResourceCapabilities
-from harbor.environments.definition import (
-    should_use_prebuilt_docker_image,
-)
 
 from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
 from harbor_gym._runtime.rootless import shared_ids
 from harbor_gym.sandboxes.apptainer.options import ApptainerOptions, default_image_dir
 from harbor_gym.sandboxes.apptainer.programs import find_programs, has_kernel_overlay, overlay_program, require_all
-from harbor_gym.sandboxes.apptainer.sif.store import SifSource, Stored, provide_sif
+from harbor_gym.sandboxes.apptainer.sif.format import SifImage
+from harbor_gym.sandboxes.apptainer.sif.store import Stored, own_file, provide_sif
 from harbor_gym.sandboxes.apptainer.watchdog import Watchdog
+from harbor_gym.sandboxes.compose.environment import ComposedEnvironment
+from harbor_gym.sandboxes.compose.member import Member
+from harbor_gym.sandboxes.compose.service import ServiceSandbox
 from harbor_gym.sandboxes.declared import require_room, require_workdir
 from harbor_gym.sandboxes.errors import SandboxStartError
+from harbor_gym.sandboxes.images.build import ImageSource
 from harbor_gym.sandboxes.images.builder import require_ids
-from harbor_gym.sandboxes.namespaced import NamespacedEnvironment
 from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success, setting_up
 from harbor_gym.sandboxes.supervisor import cgroups, seccomp
 from harbor_gym.sandboxes.supervisor.client import SupervisedSandbox
@@ -38,7 +40,7 @@ _NO_FILTER = "libseccomp or the OCI seccomp profile is missing on this machine"
 
 
 @declares_options
-class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
+class ApptainerEnvironment(ComposedEnvironment[ApptainerOptions]):
     """Run a task on an image of Apptainer or Singularity, as root or as an ordinary user, on machines without Docker.
 
     The sandbox is a local one (:class:`harbor_gym.sandboxes.local.environment.LocalEnvironment`) whose files are the
@@ -62,8 +64,10 @@ class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
     the option ``network`` is ``"task"``: then it is as in a local sandbox, and phases may differ. An allowlist is as
     in a local sandbox in any case.
 
-    Compose tasks, GPUs and host mounts of the user's own are refused. The environment belongs to the event loop that
-    started it.
+    **Services** of a task's ``docker-compose.yaml`` are further sandboxes of the episode, each on a SIF file, as those
+    of a local one. The option ``network`` has to be ``"task"`` for them. A set-up is only ``main``'s.
+
+    GPUs and host mounts of the user's own are refused. The environment belongs to the event loop that started it.
     """
 
     own_options = ApptainerOptions
@@ -74,10 +78,9 @@ class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
         Raises:
             UsageError: An option has no such value.
         """
-        options = ApptainerOptions.taken_from(kwargs)
         self._stored: Stored | None = None
         self._watchdog: Watchdog | None = None
-        super().__init__(options, *args, **kwargs)
+        super().__init__(*args, **kwargs)
 
     @staticmethod
     @override
@@ -120,19 +123,28 @@ class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
     # --- life ----------------------------------------------------------------------------------------------------
 
     @override
-    async def _provide_image(self, *, force_build: bool) -> None:
+    async def _provide_own_image(self, *, force_build: bool) -> None:
         self._stored = await provide_sif(
             self._source(force_build=force_build),
             self._options.image_cache_dir or default_image_dir(),
             build_timeout_sec=self.task_env_config.build_timeout_sec,
-            force=force_build or self._options.force_pull,
+            force=force_build or self._renews_images,
             registry_path=self._options.registry,
         )
 
+    @property
     @override
-    async def _bring_up(self) -> None:
+    def _renews_images(self) -> bool:
+        return self._options.force_pull
+
+    @override
+    def _service(self, member: Member) -> ServiceSandbox:
+        return _ApptainerService(member, self)
+
+    @override
+    async def _bring_up_sandbox(self) -> SifImage:
         assert self._stored is not None
-        image = self._image = self._stored.image
+        image = self._image = self._dressed(self._stored.image)
         if image.machine != platform.machine():
             raise SandboxStartError(f"{image.path} is for {image.machine or 'another machine'}, not for this one")
         _require_ids(image.high_ids)
@@ -149,15 +161,13 @@ class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
         )
         _require_ids(self._running().user_ids)
         self._watch_memory()
-        await self._set_up(self._default_workdir(image))
-        await self._make_ready(image)
+        return image
 
-    def _source(self, *, force_build: bool) -> SifSource:
-        named = self.task_env_config.docker_image
-        is_prebuilt = should_use_prebuilt_docker_image(
-            self.environment_dir, docker_image=named, force_build=force_build or self._options.build_dockerfile
-        )
-        return SifSource(self.environment_dir, named if is_prebuilt else None)
+    @override
+    def _source(self, *, force_build: bool) -> ImageSource:
+        source = super()._source(force_build=force_build)
+        # The SIF file of a service is beside the Compose file.
+        return source if own_file(source) is None else replace(source, environment_dir=self.environment_dir)
 
     @override
     def _limits(self) -> CgroupLimits:
@@ -165,12 +175,13 @@ class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
         return limits if _has_group() else limits._replace(memory_bytes=None)
 
     def _watch_memory(self) -> None:
-        sandbox = self._running()
-        if self._effective_memory_mb and not _has_group():
-            self._watchdog = Watchdog(lambda: sandbox.first_process, self._effective_memory_mb << 20)
+        sandbox, limit = self._running(), super()._limits().memory_bytes
+        if limit and not _has_group():
+            self._watchdog = Watchdog(lambda: sandbox.first_process, limit)
             self._watchdog.start()
 
-    async def _set_up(self, workdir: str) -> None:
+    @override
+    async def _set_up(self) -> None:
         """Run the set-up command, then copy ``environment/files`` in and run the ``setup.sh`` among them."""
         if is_of_verifier(self.session_id):
             return
@@ -180,7 +191,7 @@ class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
             await self._run_set_up(command, timeout_sec)
         files = self.environment_dir / _FILES
         if self._takes_files and files.is_dir():
-            await self.upload_dir(files, workdir)
+            await self.upload_dir(files, self._default_workdir(self._started_image()))
             if (files / _SET_UP).is_file():
                 await self._run_set_up(f"bash ./{_SET_UP}", timeout_sec)
 
@@ -209,6 +220,10 @@ class ApptainerEnvironment(NamespacedEnvironment[ApptainerOptions]):
     @override
     def memory_kills(self) -> int | None:
         return super().memory_kills if self._watchdog is None else self._watchdog.killed_processes
+
+
+class _ApptainerService(ServiceSandbox, ApptainerEnvironment):
+    """A sandbox of Apptainer of a service beside ``main``."""
 
 
 def _resolver(config: SupervisorConfig) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,39 +12,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, override
 
-from harbor.environments.capabilities import EnvironmentCapabilities
-from harbor.environments.definition import COMPOSE_FILE_NAME, should_use_prebuilt_docker_image
-from harbor.models.task.config import NetworkMode, NetworkPolicy
-from harbor.utils.env import resolve_env_vars
 from pydantic import TypeAdapter, ValidationError
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.errors import MissingDependencyError, UsageError
 from harbor_gym._runtime.harbor_versions import check_options, declares_options
+from harbor_gym.sandboxes.compose.environment import ComposedEnvironment
+from harbor_gym.sandboxes.compose.member import Member, no_services
+from harbor_gym.sandboxes.compose.service import ServiceSandbox
 from harbor_gym.sandboxes.declared import require_room
-from harbor_gym.sandboxes.entrypoint import await_services
-from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError, TaskError
+from harbor_gym.sandboxes.errors import SandboxError, SandboxStartError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image, hold_known
 from harbor_gym.sandboxes.local import criu
-from harbor_gym.sandboxes.local.compose.member import Member, is_idle, require_options
-from harbor_gym.sandboxes.local.compose.operations import ServiceOperations
-from harbor_gym.sandboxes.local.compose.reader import read_project
-from harbor_gym.sandboxes.local.compose.running import RunningServices
 from harbor_gym.sandboxes.local.options import LocalOptions
 from harbor_gym.sandboxes.local.snapshots import hold_set_up
-from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
+from harbor_gym.sandboxes.namespaced import default_env
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.setup_command import is_of_verifier
 from harbor_gym.sandboxes.supervisor import cgroups, own_ids, seccomp
-from harbor_gym.sandboxes.supervisor.client import COPY_TIMEOUT_SEC, Dump, SupervisedSandbox
+from harbor_gym.sandboxes.supervisor.client import COPY_TIMEOUT_SEC, Dump
 from harbor_gym.sandboxes.supervisor.options import warn_once
 from harbor_gym.sandboxes.supervisor.program import accounts
 from harbor_gym.sandboxes.supervisor.program.messages import (
     HIGH_IDS,
-    CgroupLimits,
     CommandSpec,
-    NetworkChange,
     SupervisorConfig,
 )
 from harbor_gym.sandboxes.tools import find_program
@@ -104,7 +95,7 @@ _STORED = TypeAdapter(SandboxDump)
 
 
 @declares_options
-class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
+class LocalEnvironment(ComposedEnvironment[LocalOptions]):
     """Run a task in namespaces of this machine: without a daemon, isolated from the host, without leftovers.
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
@@ -160,48 +151,21 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
         Raises:
             UsageError: An option has no such value.
         """
-        options = LocalOptions.taken_from(kwargs)
         self._copied: SandboxDump | None = None
         self._built: Image | None = None
-        self._member: Member | None = None
-        self._others = None
-        super().__init__(options, *args, **kwargs)
+        super().__init__(*args, **kwargs)
 
     @staticmethod
     @override
     def type() -> str:
         return "local"
 
-    @property
-    @override
-    def capabilities(self) -> EnvironmentCapabilities:
-        return super().capabilities.model_copy(update={"docker_compose": True})
-
-    @property
-    @override
-    def _uses_compose(self) -> bool:
-        return bool(self.extra_docker_compose_paths) or (self.environment_dir / COMPOSE_FILE_NAME).exists()
-
-    @property
-    @override
-    def _runs_compose(self) -> bool:
-        return True
-
     @override
     def _validate_definition(self) -> None:
         super()._validate_definition()
-        if self._uses_compose:
-            require_options(self._options)
-
-    @property
-    def given_options(self) -> LocalOptions:
-        """The options with which it was made; ``options`` are Harbor's own since 0.26."""
-        return self._options
-
-    @property
-    def phase_policies(self) -> tuple[NetworkPolicy, ...]:
-        """The networks of the trial's phases."""
-        return self._phase_policies
+        if self._uses_compose and self._options.forkable:
+            why = "the sandbox option forkable is refused, as services can't be copied exactly: leave it out"
+            raise no_services(self.type(), why)
 
     @property
     def known_failures(self) -> Mapping[str, str]:
@@ -243,10 +207,8 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
     # --- life ----------------------------------------------------------------------------------------------------
 
     @override
-    async def _provide_image(self, *, force_build: bool) -> None:
+    async def _provide_own_image(self, *, force_build: bool) -> None:
         copied = self._copied
-        if self._uses_compose:
-            await self._read_compose(force_build=force_build)
         if copied is not None and copied.memory.is_packed:
             copied.machine.require(await criu.machine())
         if copied is None or copied.memory.is_packed:
@@ -258,22 +220,16 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
             self._built, self._hold = copied.image, hold_known(copied.image)
             if self._hold is None:
                 raise SandboxStartError("the local sandbox's copy does not come up: its image was removed meanwhile")
-        if self._others is not None:
-            await self._others.build_images(force_build=force_build)
 
     @override
-    async def _bring_up(self) -> None:
-        copied, self._copied = self._copied, None
-        image = await self._bring_up_sandbox(None if copied is None else copied.memory)
-        if self._others is not None:
-            await self._others.start(self, self._begin_main)
-        elif copied is None:
-            await self._make_ready(image)
+    def _service(self, member: Member) -> ServiceSandbox:
+        return _LocalService(member, self)
 
-    async def _bring_up_sandbox(self, copied: Dump | None = None, *, network_of: int = 0) -> Image:
-        """Start the sandbox without a command of the task; return its image with the settings that hold in it."""
+    @override
+    async def _bring_up_sandbox(self) -> Image:
+        copied, self._copied = self._copied, None
         assert self._built is not None
-        self._image = image = self._built if self._member is None else self._member.dressed(self._built)
+        self._image = image = self._dressed(self._built)
         ids = image.layers, image.user, image.high_ids
         if (high_ids := _known_high_ids.get(ids)) is None:
             high_ids = await asyncio.to_thread(_high_ids, image)
@@ -281,15 +237,8 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
                 del _known_high_ids[next(iter(_known_high_ids))]
             _known_high_ids[ids] = high_ids
         config = self._config(image, self._directories(image), high_ids)
-        if self._member is not None:
-            config = self._member.placed(config, self._host_name)._replace(network_of=network_of)
-        await self._start_sandbox(config, copied=copied)
+        await self._start_sandbox(config, copied=None if copied is None else copied.memory)
         return image
-
-    @property
-    def _host_name(self) -> str:
-        """Its host name, unless its service gives one."""
-        return self._options.host_name
 
     async def _hold_image(self, *, force_build: bool) -> tuple[Image, Hold]:
         chosen = self._chosen_image
@@ -305,28 +254,17 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
         finally:
             held.release()
 
+    @override
     def _source(self, *, force_build: bool) -> ImageSource:
-        """Return the source of its image: the options, the Compose file or the task's definition."""
-        config, chosen = self.task_env_config, self._chosen_image
-        if (
-            self._member is not None
-            and not self._has_image_of_options
-            and not self._member.is_plain(self.environment_dir)
-        ):
-            return self._member.source
-        is_prebuilt = self._is_prebuilt(force_build=force_build)
-        return ImageSource(
-            self.environment_dir,
-            docker_image=chosen.image or (config.docker_image if is_prebuilt else None),
-            rootfs=chosen.rootfs,
-        )
+        if not self._has_image_of_options:
+            return super()._source(force_build=force_build)
+        chosen = self._chosen_image
+        return ImageSource(self.environment_dir, docker_image=chosen.image, rootfs=chosen.rootfs)
 
-    def _is_prebuilt(self, *, force_build: bool) -> bool:
-        return should_use_prebuilt_docker_image(
-            self.environment_dir,
-            docker_image=self.task_env_config.docker_image,
-            force_build=force_build or self._chosen_image.build_dockerfile,
-        )
+    @property
+    @override
+    def _builds_dockerfile(self) -> bool:
+        return self._chosen_image.build_dockerfile
 
     @property
     def _chosen_image(self) -> LocalOptions:
@@ -355,102 +293,6 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
             has_own_ids=high_ids is not None and not own_ids.refusal(),  # found when the image's ids were
             high_ids=tuple(high_ids or ()),
         )
-
-    @override
-    def _limits(self) -> CgroupLimits:
-        limits = super()._limits()
-        return limits if self._member is None else self._member.limited(limits)
-
-    # --- services ------------------------------------------------------------------------------------------------
-
-    async def _read_compose(self, *, force_build: bool) -> None:
-        """Read the Compose files as Harbor's Docker has them read, and make an environment of each service."""
-        project = await read_project(
-            self.environment_dir,
-            self.extra_docker_compose_paths,
-            name=self.session_id,
-            docker_image=self.task_env_config.docker_image if self._is_prebuilt(force_build=force_build) else None,
-            task_env=resolve_env_vars(self.task_env_config.env) if self.task_env_config.env else {},
-            main_env=self._startup_env(),
-            mounts=self._mounts,
-        )
-        if any(policy.network_mode != NetworkMode.PUBLIC for policy in (self.network_policy, *self._phase_policies)):
-            project = project.sharing()
-        self._member = Member(project, project.main)
-        # That class is a sandbox of this module.
-        from harbor_gym.sandboxes.local.compose.service import ServiceSandbox
-
-        sandboxes = {other.name: ServiceSandbox(Member(project, other), self) for other in project.others}
-        self._others = RunningServices(
-            project, sandboxes, self.trial_paths.trial_dir / "services", self._storage_mb << 20
-        )
-
-    async def _begin_main(self) -> None:
-        """Make the agent's own sandbox ready, once the services run on which it depends."""
-        image = self._started_image()
-        assert isinstance(image, Image)
-        assert self._others is not None
-        if is_idle(image.command):
-            await self._make_ready(image)
-            return
-        await self._others.begin_command(self)
-        self._services = await await_services(self._running().clean_up)
-        await self._make_ready(replace(image, entrypoint=()))
-
-    @override
-    def _network_of(self, policy: NetworkPolicy) -> NetworkChange:
-        if self._member is not None and not self._member.has_way_out:
-            return NetworkChange(is_public=False, allowlist=None)
-        return super()._network_of(policy)
-
-    @override
-    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
-        await super()._apply_network_policy(network_policy)
-        if self._others is not None:
-            for sandbox in self._others.sandboxes.values():
-                await sandbox.follow(network_policy)
-
-    @override
-    async def _end(self, sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
-        others, self._others = self._others, None
-        try:
-            if others is not None:
-                await others.stop()
-        finally:
-            await super()._end(sandbox, hold)
-
-    async def start_command(self) -> PipedCommand:
-        """Start the command of its service, with the image's ENTRYPOINT before it.
-
-        Raises:
-            TaskError: There is none.
-            SandboxLostError: The sandbox is not running.
-        """
-        image = self._started_image()
-        argv = (*image.entrypoint, *image.command)
-        if not argv:
-            raise TaskError("neither the service nor its image names a command")
-        env = default_env(image)
-        command = CommandSpec(shlex.join(argv), image.user, image.workdir, env, argv, joins_outputs=True)
-        return await self._running().open(self._restricted(command))
-
-    def _restricted(self, command: CommandSpec) -> CommandSpec:
-        """Return a command with the rights that its service has."""
-        if self._member is None:
-            return command
-        service = self._member.service
-        return command._replace(dropped=service.dropped, no_new_privileges=service.no_new_privileges)
-
-    @override
-    def _request(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        user: str | int | None = None,
-    ) -> CommandSpec:
-        return self._restricted(super()._request(command, cwd=cwd, env=env, user=user))
 
     # --- copies --------------------------------------------------------------------------------------------------
 
@@ -508,6 +350,10 @@ class LocalEnvironment(ServiceOperations, NamespacedEnvironment[LocalOptions]):
             SandboxLostError: The sandbox is not running.
         """
         await self._running().restore(dump.memory, await criu.found(), timeout_sec=COPY_TIMEOUT_SEC)
+
+
+class _LocalService(ServiceSandbox, LocalEnvironment):
+    """A local sandbox of a service beside ``main``."""
 
 
 _known_high_ids: dict[tuple[tuple[str, ...], str, tuple[int, ...]], tuple[int, ...]] = {}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, override
 from harbor.environments.base import BaseEnvironment, ExecResult
 
 from harbor_gym.errors import SandboxTimeoutError, UsageError
-from harbor_gym.sandboxes.local.compose.member import Member
+from harbor_gym.sandboxes.compose.member import Member
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import POLICY

@@ -18,7 +18,8 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import SandboxLostError, SandboxStartError, TaskError
 from harbor_gym.sandboxes.apptainer import environment
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
-from harbor_gym.sandboxes.apptainer.sif.store import SifSource, file_name
+from harbor_gym.sandboxes.apptainer.sif.store import file_name, sif_key
+from harbor_gym.sandboxes.images.build import ImageSource
 from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.hostile.first_words import PUBLIC, greeting, own_address
@@ -37,7 +38,7 @@ GROW = 'perl -e \'push @x, "x" x (8 << 20) and select undef, undef, undef, 0.01 
 
 def sif_of(directory: Path) -> Path:
     """Return the SIF file of a test sandbox's Dockerfile, which has been started before."""
-    return default_image_dir() / file_name(SifSource(directory / "environment", None).key())
+    return default_image_dir() / file_name(sif_key(ImageSource(directory / "environment")))
 
 
 def served_by(image: Path) -> list[int]:

@@ -10,7 +10,8 @@ from harbor.environments.base import BaseEnvironment
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import TaskError
-from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
+from harbor_gym.sandboxes.apptainer.sif.store import provide_sif
+from harbor_gym.sandboxes.images.build import ImageSource
 from tests.helpers.sandboxes import apptainer, local
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import BASE, write_task
@@ -30,7 +31,7 @@ _MAKERS: dict[str, Callable[..., BaseEnvironment]] = {"local": local.make_sandbo
 
 async def write_sif(context: Path, store: Path) -> str:
     """Make a SIF file of a Dockerfile beside it, which goes; return its name. ``store`` keeps it for the next."""
-    stored = await provide_sif(SifSource(context, None), store, build_timeout_sec=200)
+    stored = await provide_sif(ImageSource(context), store, build_timeout_sec=200)
     shutil.copy(stored.image.path, context / "image.sif")
     (context / "Dockerfile").unlink()
     return "image.sif"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage
-from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
+from harbor_gym.sandboxes.apptainer.sif.store import provide_sif
 from harbor_gym.sandboxes.image_settings import config_of
 from harbor_gym.sandboxes.images.build import ImageSource, build_image
 from harbor_gym.sandboxes.tools import contained
@@ -45,7 +45,7 @@ def sif_files(image: SifImage, folder: Path, left_out: list[str]) -> dict[str, A
 
 async def compare(context: Path, folder: Path) -> None:
     """Make a SIF file of a context, and compare it with the image."""
-    stored = await provide_sif(SifSource(context, None), folder / "sif", build_timeout_sec=200)
+    stored = await provide_sif(ImageSource(context), folder / "sif", build_timeout_sec=200)
     image = await build_image(ImageSource(context))
     assert config_of(stored.image) == config_of(image)
     assert stored.image.high_ids == image.high_ids

@@ -1,4 +1,4 @@
-"""What the services of one episode can reach, and what is left of them."""
+"""What the services of one episode can reach, and what is left of them, on local and on Apptainer's sandboxes."""
 
 import contextlib
 import json
@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
+from harbor_gym._runtime.procfs import descendants, process_ids, read_stat
 from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.supervisor import cgroups
 from tests.helpers.paths import ROOT
@@ -38,23 +42,35 @@ volumes: {shared: }
 """
 SERVER = "$s = IO::Socket::INET->new(LocalPort => 80, Listen => 9); 1 while $s->accept"
 SERVE = f"perl -MIO::Socket::INET -e '{SERVER}'"
+LISTENS = "bash -c ': </dev/tcp/127.0.0.1/80' 2>/dev/null"
 REACH = "timeout 2 bash -c ': </dev/tcp/{}' 2>/dev/null; echo $?"
 
 
-def write(directory: Path, compose: str = COMPOSE, **options: object) -> LocalEnvironment:
+type Sandbox = LocalEnvironment | ApptainerEnvironment
+
+KINDS = {"local": LocalEnvironment, "apptainer": ApptainerEnvironment}
+
+
+@pytest.fixture(params=["local", pytest.param("apptainer", marks=pytest.mark.apptainer)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of sandboxes."""
+    return request.param
+
+
+def write(kind: str, directory: Path, compose: str = COMPOSE, **options: object) -> Sandbox:
     """Return a sandbox of a Compose file, not started yet."""
     context = directory / "environment"
     context.mkdir(parents=True)
     (context / "docker-compose.yaml").write_text(compose)
     (context / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
-    return make(LocalEnvironment, directory, None, **options)
+    return make(KINDS[kind], directory, None, network="task", **options)
 
 
 @pytest.mark.slow
-async def test_two_episodes_and_the_machine_are_apart(tmp_path: Path) -> None:
-    first, second = (write(tmp_path / name, network_policy=PUBLIC) for name in ("first", "second"))
+async def test_two_episodes_and_the_machine_are_apart(kind: str, tmp_path: Path) -> None:
+    first, second = (write(kind, tmp_path / name, network_policy=PUBLIC) for name in ("first", "second"))
     async with running(first), running(second):
-        await output(first, f"({SERVE}) >/dev/null 2>&1 & sleep 0.5")
+        await output(first, f"({SERVE}) >/dev/null 2>&1 & until {LISTENS}; do sleep 0.05; done")
         for sandbox, status in ((first, "0"), (second, "1")):
             done = await sandbox.service_exec(REACH.format("main/80"), service="side")
             assert (done.stdout or "").strip() == status
@@ -81,8 +97,8 @@ ATTACKS = (
 )
 
 
-async def test_a_policy_that_is_root_does_not_change_mounts_and_networks(tmp_path: Path) -> None:
-    async with running(write(tmp_path)) as sandbox:
+async def test_a_policy_that_is_root_does_not_change_mounts_and_networks(kind: str, tmp_path: Path) -> None:
+    async with running(write(kind, tmp_path)) as sandbox:
         for attack in ATTACKS:
             assert (await sandbox.exec(f"({attack}) 2>&1", user="root")).return_code != 0, attack
         await output(sandbox, "cp /bin/bash /shared/bash && chmod 4755 /shared/bash && chown 0:0 /shared/bash")
@@ -125,8 +141,9 @@ def test_a_part_of_a_volume_is_no_file_of_the_machine(tmp_path: Path) -> None:
     assert not Path("/etc/new").exists()
 
 
-async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) -> None:
-    sandbox = write(tmp_path, network_policy=NOTHING, phase_network_policies=(PUBLIC, LISTED, LISTED_IPV6))
+async def test_the_network_of_a_phase_is_that_of_all_services(kind: str, tmp_path: Path) -> None:
+    policies = PUBLIC, LISTED, LISTED_IPV6
+    sandbox = write(kind, tmp_path, network_policy=NOTHING, phase_network_policies=policies)
     look = f"{REACH.format('main/80')}; tail -n +3 /proc/net/dev | cut -d: -f1; cat /etc/resolv.conf | grep -c 10.0"
 
     async def seen() -> list[list[str]]:
@@ -134,7 +151,7 @@ async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) ->
         return [(done.stdout or "").split() for done in found]
 
     async with running(sandbox):
-        await output(sandbox, f"({SERVE}) >/dev/null 2>&1 & sleep 0.5")
+        await output(sandbox, f"({SERVE}) >/dev/null 2>&1 & until {LISTENS}; do sleep 0.05; done")
         closed = [["0", "lo", "eth0", "eth1", "0"], ["0", "lo", "eth0", "0"], ["0", "lo", "eth0", "0"]]
         assert await seen() == closed
         for policy in (PUBLIC, LISTED, LISTED_IPV6, PUBLIC):
@@ -149,15 +166,18 @@ async def test_the_network_of_a_phase_is_that_of_all_services(tmp_path: Path) ->
 
 SHARING = """\
 services:
-  side: {image: debian:bookworm-slim, command: ["perl", "-MIO::Socket::INET", "-e", SERVER]}
+  side:
+    image: debian:bookworm-slim
+    command: ["perl", "-MIO::Socket::INET", "-e", SERVER]
+    healthcheck: {test: ["CMD", "bash", "-c", ": </dev/tcp/127.0.0.1/80"], interval: 1s}
   beside: {image: debian:bookworm-slim, command: sleep 1000}
 """.replace("SERVER", json.dumps(SERVER.replace("$", "$$").replace("LocalPort", "LocalAddr => '127.0.0.1', LocalPort")))
 
 
 async def test_services_of_a_task_without_a_public_network_are_at_localhost_as_with_harbors_docker(
-    tmp_path: Path,
+    kind: str, tmp_path: Path
 ) -> None:
-    sandbox = write(tmp_path, SHARING, network_policy=NOTHING, phase_network_policies=(PUBLIC,))
+    sandbox = write(kind, tmp_path, SHARING, network_policy=NOTHING, phase_network_policies=(PUBLIC,))
     async with running(sandbox):
         for policy in (NOTHING, PUBLIC):
             await sandbox.set_network_policy(policy)
@@ -178,24 +198,24 @@ volumes: {outer: , inner: }
 """
 
 
-async def test_a_mount_can_be_below_a_volume(tmp_path: Path) -> None:
-    async with running(write(tmp_path, BELOW)) as sandbox:
+async def test_a_mount_can_be_below_a_volume(kind: str, tmp_path: Path) -> None:
+    async with running(write(kind, tmp_path, BELOW)) as sandbox:
         command = "touch /outer/a/inner/x /outer/memory/x && cd /outer && stat -c '%n %u' a a/inner && cat b/file"
         done = await sandbox.service_exec(command, service="side")
         assert (done.stdout or "").splitlines() == ["a 0", "a/inner 0", "FROM debian:bookworm-slim"], done.stderr
 
 
-async def test_files_of_a_volume_are_not_a_services_memory(tmp_path: Path) -> None:
+async def test_files_of_a_volume_are_not_a_services_memory(kind: str, tmp_path: Path) -> None:
     compose = COMPOSE.replace("command: sleep 1234567, volumes", "command: sleep 1000, mem_limit: 32m, volumes")
-    async with running(write(tmp_path, compose)) as sandbox:
+    async with running(write(kind, tmp_path, compose)) as sandbox:
         done = await sandbox.service_exec("head -c 300M /dev/zero >/shared/large && echo written", service="side")
         assert done.stdout == "written\n"
         done = await sandbox.service_exec("head -c 600M /dev/zero | tail -n 1 | wc -c", service="side")
         assert (done.stdout or "").strip() != str(600 << 20), "its memory has no limit"
 
 
-async def test_a_service_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    async with running(write(tmp_path)) as sandbox:
+async def test_a_service_that_is_not_there_is_a_clear_error(kind: str, tmp_path: Path) -> None:
+    async with running(write(kind, tmp_path)) as sandbox:
         for call in (
             sandbox.service_exec("true", service="absent"),
             sandbox.service_download_file("/x", tmp_path / "x", service="absent"),
@@ -218,21 +238,25 @@ FOR_ROOT = "part_of_a_volume or as_an_ordinary_user or with_docker or sixteen"
 """Tests that call the supervisor's program in namespaces of their own, need another daemon, or show scale."""
 
 
+WANTED = {"local": (f"not (apptainer or {FOR_ROOT})", 15), "apptainer": (f"apptainer and not ({FOR_ROOT})", 12)}
+"""Kind → which tests an ordinary user runs, and how many there are at least."""
+
+
 @pytest.mark.slow
-async def test_as_an_ordinary_user() -> None:
+async def test_as_an_ordinary_user(kind: str) -> None:
+    wanted, count = WANTED[kind]
     files = (f"tests/integration/local/test_compose_{name}.py" for name in ("confinement", "episodes"))
-    done = await run_rootless("-c", AS_USER, *files, "-k", f"not ({FOR_ROOT})")
+    done = await run_rootless("-c", AS_USER, *files, "-k", wanted)
     assert " skipped" not in done.stdout, done.stdout
-    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) >= 15, done.stdout
+    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) >= count, done.stdout
 
 
 SCRIPT = """\
 import asyncio, sys, pathlib
-from tests.integration.local.test_compose_confinement import COMPOSE, PUBLIC, write
+from tests.integration.local.test_compose_confinement import PUBLIC, write
 async def main():
-    directories = [pathlib.Path(sys.argv[1]) / str(number) for number in range(4)]
-    compose = COMPOSE.replace("1234567", sys.argv[2])
-    sandboxes = [write(directory, compose, network_policy=PUBLIC) for directory in directories]
+    folder, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
+    sandboxes = [write(kind, folder / str(number), network_policy=PUBLIC) for number in range(4)]
     await asyncio.gather(*(sandbox.start(force_build=False) for sandbox in sandboxes))
     print("up", flush=True)
     await asyncio.sleep(1000)
@@ -241,45 +265,35 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
-    duration = str(10_000_000 + os.getpid())  # of this test's services alone
-    argv = [sys.executable, "-c", SCRIPT, str(tmp_path), duration]
+def test_nothing_outlives_a_killed_trainer(kind: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", SCRIPT, str(tmp_path), kind]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
         try:
             assert trainer.stdout is not None
             assert trainer.stdout.readline() == "up\n"
-            assert len(sleepers(duration)) == 8
-            left = traces(trainer.pid)
+            below = descendants(trainer.pid)
+            left = traces(trainer.pid, below)
             # An ordinary user sees no namespaces of processes that can't be dumped, and makes no control groups.
-            assert os.geteuid() != 0 or {kind for kind, _ in left} >= {"network", "group"}
+            seen = {"process", "network", "group"} if os.geteuid() == 0 else {"process"}
+            assert {trace for trace, _ in left} >= seen
+            names = Counter(stat.name.removesuffix("_ll") for stat in map(read_stat, below) if stat is not None)
+            assert (names["sleep"], names["squashfuse"]) == (8, 12 if kind == "apptainer" else 0)
         finally:
             trainer.kill()
     ends = time.monotonic() + PATIENCE_SEC
-    while (sleepers(duration) or left & traces(trainer.pid)) and time.monotonic() < ends:
+    while left & traces(trainer.pid, process_ids()) and time.monotonic() < ends:
         time.sleep(0.05)
-    assert not sleepers(duration)
-    assert not left & traces(trainer.pid)
+    assert not left & traces(trainer.pid, process_ids())
 
 
-def traces(trainer: int) -> set[tuple[str, str]]:
-    """Return the network namespaces that processes of this machine are in, and the control groups of a trainer."""
-    found: set[tuple[str, str]] = set()
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
+def traces(trainer: int, processes: Iterable[int]) -> set[tuple[str, str]]:
+    """Return some processes and the network namespaces that they are in, and the control groups of a trainer."""
+    stats = [stat for stat in map(read_stat, processes) if stat is not None]
+    found = {("process", f"{stat.pid} {stat.start_time}") for stat in stats}
+    for stat in stats:
         with contextlib.suppress(OSError):
-            found.add(("network", str(link.readlink())))
+            found.add(("network", str(Path(f"/proc/{stat.pid}/ns/net").readlink())))
     found.discard(("network", str(Path("/proc/self/ns/net").readlink())))
     for place in cgroups.places().values() if os.geteuid() == 0 else ():
         found |= {("group", path.name) for path in place.directory.glob(f"harbor-gym-*.{trainer}.*")}
-    return found
-
-
-def sleepers(duration: str) -> list[str]:
-    """Return the processes of the services' commands on this machine, by how long they sleep."""
-    command = f"sleep\0{duration}\0".encode()
-    found: list[str] = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            found += [place.name] if (place / "cmdline").read_bytes() == command else []
-        except OSError:
-            continue
     return found

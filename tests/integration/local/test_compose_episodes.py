@@ -1,8 +1,9 @@
-"""Episodes of tasks with a Compose file on the local sandbox."""
+"""Episodes of tasks with a Compose file on the local sandbox, the main ones on Apptainer's too."""
 
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,8 @@ echo $((1 - $?)) >/logs/verifier/reward.txt
 
 AT_ONCE = 16
 
+KINDS = ["local", pytest.param("apptainer", marks=pytest.mark.apptainer)]
+
 SOLVE = [(f"{ASK.replace('%s', '/done')}\n", 5.0), ("echo here >/results/made\n", 5.0)]
 END = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
 
@@ -77,6 +80,11 @@ def write_web_task(task_dir: Path) -> Path:
     return task_dir
 
 
+def composed(sandbox: str, task: Path, **settings: Any) -> AsyncTerminalGymEnv:
+    """Return an environment whose services have networks."""
+    return make_env(task, sandbox=sandbox, sandbox_options={"network": "task"}, **settings)
+
+
 async def solved(env: AsyncTerminalGymEnv) -> float:
     """Play an episode that solves the task, and return its reward."""
     async with env:
@@ -88,10 +96,11 @@ async def solved(env: AsyncTerminalGymEnv) -> float:
         return end.reward
 
 
-async def test_the_verifier_asks_a_service_that_the_policy_has_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sandbox", KINDS)
+async def test_the_verifier_asks_a_service_that_the_policy_has_used(sandbox: str, tmp_path: Path) -> None:
     task = write_web_task(tmp_path / "task")
-    assert await solved(make_env(task)) == 1.0
-    async with make_env(task) as env:
+    assert await solved(composed(sandbox, task)) == 1.0
+    async with composed(sandbox, task) as env:
         await env.reset()
         assert (await env.step(END)).reward == 0.0  # each episode has services of its own
 
@@ -120,8 +129,9 @@ async def test_a_replayed_copy_has_services_of_its_own(tmp_path: Path) -> None:
         assert (await env.step(END)).reward == 1.0
 
 
-async def test_a_command_in_a_service_and_in_one_that_is_not_there(tmp_path: Path) -> None:
-    async with make_env(write_web_task(tmp_path / "task")) as env:
+@pytest.mark.parametrize("sandbox", KINDS)
+async def test_a_command_in_a_service_and_in_one_that_is_not_there(sandbox: str, tmp_path: Path) -> None:
+    async with composed(sandbox, write_web_task(tmp_path / "task")) as env:
         await env.reset()
         done = await env.exec("cat /note.txt; pwd; echo x >&2; exit 3", timeout_sec=20, service="web")
         assert (done.return_code, sorted(done.output.split())) == (3, ["/", "a", "note", "x"])
@@ -169,11 +179,12 @@ async def test_sixteen_episodes_at_once(tmp_path: Path) -> None:
     assert [one.result() for one in played] == [1.0] * AT_ONCE
 
 
-async def test_a_pristine_view_has_of_the_volumes_what_the_task_has_verified(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sandbox", KINDS)
+async def test_a_pristine_view_has_of_the_volumes_what_the_task_has_verified(sandbox: str, tmp_path: Path) -> None:
     task = write_web_task(tmp_path / "task")
-    assert await solved(make_env(task, verify_paths=("/results",))) == 1.0
-    assert await solved(make_env(task, verify_paths=("/results/made",))) == 1.0
-    assert await solved(make_env(task, verify_paths=("/srv",))) == 0.0
+    assert await solved(composed(sandbox, task, verify_paths=("/results",))) == 1.0
+    assert await solved(composed(sandbox, task, verify_paths=("/results/made",))) == 1.0
+    assert await solved(composed(sandbox, task, verify_paths=("/srv",))) == 0.0
 
 
 async def test_a_task_with_services_is_checked(tmp_path: Path) -> None:
@@ -185,6 +196,7 @@ async def test_a_task_with_services_is_checked(tmp_path: Path) -> None:
     assert (check.verdict, check.oracle, check.nop, check.plain) == (Verdict.OK, (1.0,), (0.0,), 1.0), check.reason
 
 
-async def test_the_sandbox_shows_the_behaviours_of_services(tmp_path: Path) -> None:
-    report = await check_sandbox("local", only=["services"])
+@pytest.mark.parametrize("sandbox", KINDS)
+async def test_the_sandbox_shows_the_behaviours_of_services(sandbox: str) -> None:
+    report = await check_sandbox(environment_config(sandbox, options={"network": "task"}), only=["services"])
     assert {outcome.verdict.value for outcome in report.outcomes} == {"passed"}, str(report)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harbor_gym.sandboxes.local.compose import reader
+from harbor_gym.sandboxes.compose import reader
 
 pytestmark = pytest.mark.compose
 

@@ -169,8 +169,10 @@ volumes: {shared: , inner: {driver: local}}
 GIVEN = {"GIVEN": "of the task", "BLANK": "", "COMPOSE_PROFILES": "chosen"}
 
 VARIABLES = "env | grep -vE '^(PATH|HOSTNAME|PWD|SHLVL|_|OLDPWD)=' | sort"
+WRITTEN = "until grep after /shared/order; do sleep 0.1; done"
+"""A service that has started need not have written yet."""
 CASES: Cases = {
-    ("main", ""): {"the order of dependencies": "cat /shared/order"},
+    ("main", ""): {"the order of dependencies": f"timeout 20 sh -c '{WRITTEN}'; cat /shared/order"},
     ("listed", ""): {"variables of a list": VARIABLES},
     ("filed", ""): {"variables of files": VARIABLES},
     ("replaced", ""): {"interpolation": VARIABLES},

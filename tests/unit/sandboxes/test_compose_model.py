@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from harbor_gym.errors import TaskError, TaskUnsupportedError
-from harbor_gym.sandboxes.health import Healthcheck
-from harbor_gym.sandboxes.images.chosen import Recipe, chosen
-from harbor_gym.sandboxes.local.compose.member import Member, is_idle
-from harbor_gym.sandboxes.local.compose.model import (
+from harbor_gym.sandboxes.compose.member import Member, is_idle
+from harbor_gym.sandboxes.compose.model import (
     Dependency,
     Mount,
     Project,
@@ -19,6 +17,8 @@ from harbor_gym.sandboxes.local.compose.model import (
     merged_healthcheck,
     project_of,
 )
+from harbor_gym.sandboxes.health import Healthcheck
+from harbor_gym.sandboxes.images.chosen import Recipe, chosen
 
 MAIN: dict[str, Any] = {"build": {"context": "."}, "networks": {"default": None}}
 

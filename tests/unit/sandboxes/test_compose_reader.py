@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym.errors import MissingDependencyError, TaskUnsupportedError
 from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
-from harbor_gym.sandboxes.local.compose import reader
-from harbor_gym.sandboxes.local.compose.member import require_options
-from harbor_gym.sandboxes.local.options import LocalOptions
+from harbor_gym.sandboxes.compose import reader
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.sandboxes.local import make
 
 _PROGRAM = "#!/bin/sh\necho {}\n"
@@ -50,18 +48,25 @@ def test_a_plugin_runs_by_itself(tmp_path: Path) -> None:
     assert reader.require_compose() == str(plugin)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"), [({"network": "machine"}, "network='machine'"), ({"forkable": True}, "forkable")]
-)
-def test_options_that_services_do_not_allow_are_refused_by_name(options: dict[str, object], says: str) -> None:
-    with pytest.raises(TaskUnsupportedError, match=says):
-        require_options(LocalOptions.model_validate(options))
-    require_options(LocalOptions())
-
-
-def test_apptainer_names_the_sandboxes_that_run_services(tmp_path: Path) -> None:
+@pytest.fixture
+def composed(tmp_path: Path) -> Path:
+    """A folder of a task with a Compose file."""
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment/docker-compose.yaml").write_text("services: {}\n")
-    policy = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
-    with pytest.raises(TaskUnsupportedError, match="use --env docker or --env local"):
-        make(ApptainerEnvironment, tmp_path, None, network_policy=policy)
+    return tmp_path
+
+
+NOT_SUPPORTED: list[tuple[type[LocalEnvironment | ApptainerEnvironment], dict[str, object], str]] = [
+    (LocalEnvironment, {"network": "machine"}, "local sandboxes .* network='machine' .* set it to 'task'"),
+    (LocalEnvironment, {"forkable": True}, "forkable"),
+    (ApptainerEnvironment, {}, "apptainer sandboxes .* network='machine' .* set it to 'task'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "says"), NOT_SUPPORTED)
+def test_options_that_services_do_not_allow_are_refused_by_name(
+    kind: type[LocalEnvironment | ApptainerEnvironment], options: dict[str, object], says: str, composed: Path
+) -> None:
+    with pytest.raises(TaskUnsupportedError, match=says):
+        make(kind, composed, None, **options)
+    assert make(kind, composed, None, network="task").capabilities.docker_compose

@@ -21,7 +21,8 @@ from harbor_gym._runtime.errors import HarborGymError
 from harbor_gym._runtime.files import replace_text
 from harbor_gym.sandboxes.apptainer.sif import registry
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage
-from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif, reference_in
+from harbor_gym.sandboxes.apptainer.sif.store import own_file, provide_sif, reference_in, sif_key
+from harbor_gym.sandboxes.images.build import ImageSource
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 2
@@ -33,7 +34,7 @@ class SifTask:
     """One task whose SIF file is requested."""
 
     name: str
-    source: SifSource
+    source: ImageSource
     build_timeout_sec: float
 
 
@@ -118,7 +119,7 @@ async def _make(task: SifTask, directory: Path, manifest: _Manifest, *, force: b
         known = None if is_new else await asyncio.to_thread(manifest.entry, task.name)
         entry = await asyncio.to_thread(_describe, task.source, stored.image, known)
         await asyncio.to_thread(manifest.put, task.name, entry)
-        if push_to is not None and task.source.own_file is None:
+        if push_to is not None and own_file(task.source) is None:
             reference = reference_in(push_to, entry.key)
             if is_new or entry.pushed != reference:
                 await registry.push(stored.image.path, reference)
@@ -129,10 +130,10 @@ async def _make(task: SifTask, directory: Path, manifest: _Manifest, *, force: b
     return SifResult(task.name, entry, is_new, time.monotonic() - started, error)
 
 
-def _describe(source: SifSource, image: SifImage, known: SifEntry | None) -> SifEntry:
+def _describe(source: ImageSource, image: SifImage, known: SifEntry | None) -> SifEntry:
     """Return a file's entry; the known one, with its checksum, if name, key and size are the same. Blocks."""
-    own, path = source.own_file, image.path
-    name, key = (path.name, source.key()) if own is None else (str(own), "")
+    own, path = own_file(source), image.path
+    name, key = (path.name, sif_key(source)) if own is None else (str(own), "")
     size = path.stat().st_size
     if known is not None and (known.file, known.key, known.size_bytes) == (name, key, size):
         return known

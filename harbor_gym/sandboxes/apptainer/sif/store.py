@@ -1,4 +1,4 @@
-"""The folder of SIF files: one for each task, made once by the first process that needs it, shared by machines.
+"""The folder of SIF files: one for each image, made once by the first process that needs it, shared by machines.
 
 A file's name is a hash of the image's source, so a machine without a builder finds the files that another one made.
 """
@@ -29,7 +29,7 @@ from harbor_gym.sandboxes.tools import limited
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the names. A change makes old files unreachable."""
 _LOCK_POLL_SEC = 0.1
 _KEY_DIGITS = 32
@@ -37,40 +37,24 @@ _NAME = "harbor-gym"
 """Name of the images in a registry; their tags are the keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class SifSource:
-    """The source of a task's SIF file."""
+def own_file(source: ImageSource) -> Path | None:
+    """Return the task's own SIF file, if its source names one: absolute, or beside the Dockerfile."""
+    name = source.docker_image
+    if name is None or not name.endswith(".sif") or registry.is_reference(name):
+        return None
+    return source.environment_dir / Path(name).expanduser()
 
-    environment_dir: Path
-    docker_image: str | None
-    """As the task writes it; None to build its Dockerfile."""
 
-    @property
-    def own_file(self) -> Path | None:
-        """The task's own file, if it names one: absolute, or beside the Dockerfile."""
-        name = self.docker_image
-        if name is None or not name.endswith(".sif") or registry.is_reference(name):
-            return None
-        return self.environment_dir / Path(name).expanduser()
+def sif_key(source: ImageSource) -> str:
+    """Return the key in the name of a source's SIF file: a hash of what is built, or of the image's name. Blocks.
 
-    def key(self) -> str:
-        """Return the key in the file's name: a hash of the build context, or of the image's name. Blocks.
-
-        Raises:
-            SandboxStartError: An archive that the task names does not exist.
-        """
-        text = f"{_FORMAT} {self.docker_image}"
-        if self.docker_image is None or not registry.is_reference(self.docker_image):
-            text = f"{_FORMAT} {content_hash(self.image_source)}"
-        return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
-
-    @property
-    def image_source(self) -> ImageSource:
-        """The source for the image store."""
-        return ImageSource(self.environment_dir, docker_image=self.docker_image)
-
-    def __str__(self) -> str:
-        return self.docker_image or str(self.environment_dir)
+    Raises:
+        SandboxStartError: An archive that the task names does not exist.
+        TaskError: The Dockerfile that a Compose file names does not exist, or can't be read.
+    """
+    is_pulled = source.docker_image is not None and registry.is_reference(source.docker_image)
+    text = f"{_FORMAT} {source.docker_image if is_pulled else content_hash(source)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +76,7 @@ def reference_in(registry_path: str, key: str) -> str:
 
 
 async def provide_sif(
-    source: SifSource,
+    source: ImageSource,
     directory: Path,
     *,
     build_timeout_sec: float,
@@ -113,9 +97,9 @@ async def provide_sif(
         MissingDependencyError: A program is missing.
         SandboxStartError: The image can't be built or pulled, or the time was up.
     """
-    if (own := source.own_file) is not None:
+    if (own := own_file(source)) is not None:
         return Stored(await asyncio.to_thread(read_sif, own))
-    key = await asyncio.to_thread(source.key)
+    key = await asyncio.to_thread(sif_key, source)
     target = directory / file_name(key)
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     if target.is_file() and not force:
@@ -130,7 +114,7 @@ async def provide_sif(
     return Stored(await asyncio.to_thread(read_sif, target), is_new=True)
 
 
-async def _make(source: SifSource, target: Path, named: str | None, build_timeout_sec: float, *, force: bool) -> None:
+async def _make(source: ImageSource, target: Path, named: str | None, build_timeout_sec: float, *, force: bool) -> None:
     async with limited(build_timeout_sec, lambda: f"pulling the image of {source}"):
         missing = None if named is None else await _pull_if_there(named, target)
         if named is not None and missing is None:
@@ -139,7 +123,7 @@ async def _make(source: SifSource, target: Path, named: str | None, build_timeou
             await registry.pull(source.docker_image, target)
             return
     try:
-        image, held = await hold_image(source.image_source, build_timeout_sec=build_timeout_sec, force_build=force)
+        image, held = await hold_image(source, build_timeout_sec=build_timeout_sec, force_build=force)
     except MissingDependencyError as exc:
         if missing is None:
             raise

@@ -7,7 +7,9 @@ import pytest
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes import environment_config, sandbox_names, takes_setup
 from harbor_gym.sandboxes.apptainer.options import ApptainerOptions
-from harbor_gym.sandboxes.apptainer.sif.store import SifSource, reference_in
+from harbor_gym.sandboxes.apptainer.sif.store import own_file, reference_in, sif_key
+from harbor_gym.sandboxes.images.build import ImageSource
+from harbor_gym.sandboxes.images.chosen import Recipe
 
 
 def test_the_name_leads_to_our_class() -> None:
@@ -46,27 +48,42 @@ def context(tmp_path: Path) -> Path:
 
 
 def test_a_key_follows_the_content_and_not_the_place(context: Path, tmp_path: Path) -> None:
-    key = SifSource(context, None).key()
+    key = sif_key(ImageSource(context))
     other = tmp_path / "other"
     other.mkdir()
     (other / "Dockerfile").write_bytes((context / "Dockerfile").read_bytes())
-    assert SifSource(other, None).key() == key
+    assert sif_key(ImageSource(other)) == key
     (other / "Dockerfile").write_text("FROM debian:bookworm-slim\nENV A=1\n")
-    assert SifSource(other, None).key() != key
-    assert SifSource(context, "debian:bookworm-slim").key() != key
-    assert SifSource(context, "docker://debian:bookworm-slim").key() != SifSource(context, "debian:bookworm-slim").key()
+    assert sif_key(ImageSource(other)) != key
+    named, pulled = (
+        sif_key(ImageSource(context, docker_image=f"{way}debian:bookworm-slim")) for way in ("", "docker://")
+    )
+    assert len({key, named, pulled}) == 3
+
+
+def test_a_key_follows_how_a_compose_file_builds(context: Path) -> None:
+    (context / "Dockerfile").write_text("FROM debian:bookworm-slim AS first\nARG A=1\nFROM first\n")
+    (context / "Other").write_text("FROM debian:bookworm-slim\n")
+    recipes = [
+        None,
+        Recipe(context / "Other"),
+        Recipe(inline="FROM scratch\n"),
+        Recipe(arguments=(("A", "2"),)),
+        Recipe(target="first"),
+    ]
+    assert len({sif_key(ImageSource(context, recipe=recipe)) for recipe in recipes}) == len(recipes)
 
 
 def test_a_tasks_own_file_lies_beside_its_dockerfile_or_where_it_is_named(context: Path) -> None:
-    assert SifSource(context, "image.sif").own_file == context / "image.sif"
-    assert SifSource(context, "/images/a.sif").own_file == Path("/images/a.sif")
-    assert SifSource(context, "oras://host/a.sif").own_file is None
-    assert SifSource(context, None).own_file is None
+    assert own_file(ImageSource(context, docker_image="image.sif")) == context / "image.sif"
+    assert own_file(ImageSource(context, docker_image="/images/a.sif")) == Path("/images/a.sif")
+    assert own_file(ImageSource(context, docker_image="oras://host/a.sif")) is None
+    assert own_file(ImageSource(context)) is None
 
 
 def test_an_archive_that_is_not_there_is_named(context: Path) -> None:
     with pytest.raises(SandboxStartError, match=r"no\.tar"):
-        SifSource(context, "oci-archive:no.tar").key()
+        sif_key(ImageSource(context, docker_image="oci-archive:no.tar"))
 
 
 def test_a_reference_in_a_registry_holds_the_key() -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harbor_gym.sandboxes.compose.model import Build, Project, Service, merged_healthcheck
 from harbor_gym.sandboxes.errors import TaskUnsupportedError
-from harbor_gym.sandboxes.images.build import Image, ImageSource
+from harbor_gym.sandboxes.image_settings import ImageSettings
+from harbor_gym.sandboxes.images.build import ImageSource
 from harbor_gym.sandboxes.images.chosen import Recipe
-from harbor_gym.sandboxes.local.compose.model import Build, Project, Service, merged_healthcheck
-from harbor_gym.sandboxes.local.options import LocalOptions
+from harbor_gym.sandboxes.supervisor.options import NamespacedOptions
 from harbor_gym.sandboxes.supervisor.program.messages import CgroupLimits, SupervisorConfig
 
 PREFIX_BITS = 16
@@ -51,10 +52,12 @@ class Member:
             raise TaskUnsupportedError(f"docker-compose.yaml: service {service.name!r} has neither build nor image")
         return ImageSource(Path(), docker_image=service.image)
 
-    def is_plain(self, environment_dir: Path) -> bool:
-        """Return whether its image is the one that a task of this directory has without a Compose file."""
+    def is_plain(self, environment_dir: Path, docker_image: str | None) -> bool:
+        """Return whether its image is the one that a task of this directory, or image, has without a Compose file."""
         build = self.service.build
-        return build is not None and build.context.resolve() == environment_dir.resolve() and _recipe(build) is None
+        if build is None:
+            return docker_image is not None and self.service.image == docker_image
+        return build.context.resolve() == environment_dir.resolve() and _recipe(build) is None
 
     @property
     def addresses(self) -> list[tuple[int, str]]:
@@ -67,13 +70,13 @@ class Member:
         number = self.project.networks.index(network)
         if number >= _MOST_NETWORKS:
             raise TaskUnsupportedError(
-                f"docker-compose.yaml: more than {_MOST_NETWORKS} networks are not supported by local sandboxes: "
+                f"docker-compose.yaml: more than {_MOST_NETWORKS} networks are not supported without Docker: "
                 "use --env docker"
             )
         host = self.number + _FIRST_HOST
         return f"172.{_FIRST_NETWORK + number}.{host >> 8}.{host & 255}"
 
-    def dressed(self, image: Image) -> Image:
+    def dressed[Settings: ImageSettings](self, image: Settings) -> Settings:
         """Return an image with the settings of the service in place of its own."""
         service = self.service
         keeps_command = service.entrypoint is None and service.command is None
@@ -134,21 +137,22 @@ def is_idle(argv: Sequence[str]) -> bool:
     return words in _IDLE
 
 
-def require_options(options: LocalOptions) -> None:
-    """Check that a sandbox of these options, on this machine, can have services beside it.
+def require_options(options: NamespacedOptions, kind: str) -> None:
+    """Check that a sandbox of these options and of this kind, on this machine, can have services beside it.
 
     Raises:
         TaskUnsupportedError: It can't; the message names the option.
     """
-    why = ""
     if options.network == "machine":
-        why = "the sandbox option network='machine' gives them no network of their own: leave it out"
-    elif options.forkable:
-        why = "the sandbox option forkable is refused, as services can't be copied exactly: leave it out"
-    if why:
-        raise TaskUnsupportedError(
-            f"docker-compose.yaml: local sandboxes can't run its services: {why}, or use --env docker"
-        )
+        why = "the sandbox option network='machine' gives them no network of their own: set it to 'task'"
+        raise no_services(kind, why)
+
+
+def no_services(kind: str, why: str) -> TaskUnsupportedError:
+    """Return the error for a sandbox of a kind that can't have services beside it."""
+    return TaskUnsupportedError(
+        f"docker-compose.yaml: {kind} sandboxes can't run its services: {why}, or use --env docker"
+    )
 
 
 def _recipe(build: Build) -> Recipe | None:

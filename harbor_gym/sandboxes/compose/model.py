@@ -220,7 +220,7 @@ def project_of(document: Mapping[str, Any], context: Path, *, own_mounts: Sequen
         own_mounts: Source and target of the trial's log directories, which ``main`` has in any case.
 
     Raises:
-        TaskUnsupportedError: It has something that local sandboxes don't; the message names the service and the key.
+        TaskUnsupportedError: It has something that sandboxes here don't; the message names the service and the key.
     """
     if document.get("models"):
         raise _refused("the project", "models")
@@ -246,7 +246,7 @@ def project_of(document: Mapping[str, Any], context: Path, *, own_mounts: Sequen
 def _refused(where: str, what: str, why: str = "") -> TaskUnsupportedError:
     because = f" ({why})" if why else ""
     return TaskUnsupportedError(
-        f"docker-compose.yaml: {where}: {what} is not supported by local sandboxes{because}: use --env docker"
+        f"docker-compose.yaml: {where}: {what} is not supported without Docker{because}: use --env docker"
     )
 
 

@@ -1,29 +1,35 @@
-"""The sandbox of one service beside ``main``: a local sandbox that runs a command of its own."""
+"""The sandbox of one service beside ``main``, which runs a command of its own."""
 
 from __future__ import annotations
 
-from typing import override
+from typing import Any, override
 
 from harbor.models.task.config import EnvironmentConfig, NetworkPolicy
 
+from harbor_gym.sandboxes.compose.environment import ComposedEnvironment
+from harbor_gym.sandboxes.compose.member import Member
 from harbor_gym.sandboxes.health import Healthcheck
-from harbor_gym.sandboxes.images.build import ImageSource
-from harbor_gym.sandboxes.local.compose.member import Member
-from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.namespaced import default_env
 from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 
+_MAINS_OWN = {
+    "setup_command", "build_dockerfile", "force_pull", "workdir", "host_name", "image", "rootfs", "forkable"
+}  # fmt: skip
+"""Options that are about ``main`` alone, or are applied to all images at once."""
 
-class ServiceSandbox(LocalEnvironment):
+
+class ServiceSandbox(ComposedEnvironment[Any]):
     """One service of an episode's Compose project. The project starts and stops it.
+
+    It is the first base of a class whose second one is an environment: a sandbox of that kind.
 
     Args:
         member: The service.
         main: The agent's sandbox.
     """
 
-    def __init__(self, member: Member, main: LocalEnvironment) -> None:
-        options = main.given_options
+    def __init__(self, member: Member, main: ComposedEnvironment[Any]) -> None:
+        options = main.given_options.model_dump(exclude=_MAINS_OWN)
         super().__init__(
             environment_dir=main.environment_dir,
             environment_name=f"{main.environment_name}/{member.service.name}",
@@ -34,11 +40,7 @@ class ServiceSandbox(LocalEnvironment):
             ),
             network_policy=main.network_policy,
             phase_network_policies=main.phase_policies,
-            network=options.network,
-            private_network=options.private_network,
-            max_processes=options.max_processes,
-            processor_time=options.processor_time,
-            processor_set=False,
+            **{**options, "processor_set": False},
         )
         self._member = member
 
@@ -50,10 +52,6 @@ class ServiceSandbox(LocalEnvironment):
     @override
     def _uses_compose(self) -> bool:
         return False
-
-    @override
-    def _source(self, *, force_build: bool) -> ImageSource:
-        return self.member.source
 
     @property
     def member(self) -> Member:
@@ -72,7 +70,8 @@ class ServiceSandbox(LocalEnvironment):
         Args:
             network_of: The first process of the sandbox whose network it has; 0 for one of its own.
         """
-        await self._bring_up_sandbox(network_of=network_of)
+        self._network_process = network_of
+        await self._bring_up_sandbox()
 
     async def follow(self, policy: NetworkPolicy) -> None:
         """Have the network of another phase."""

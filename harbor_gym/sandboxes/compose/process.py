@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from harbor_gym._runtime.errors import HarborGymError
 from harbor_gym._runtime.shielded import cancel_and_wait
+from harbor_gym.sandboxes.compose.model import Restart
 from harbor_gym.sandboxes.errors import SandboxError
-from harbor_gym.sandboxes.local.compose.model import Restart
 from harbor_gym.sandboxes.piped import PipedCommand
 
 _MAX_LOG_BYTES = 10 << 20

@@ -21,9 +21,9 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor_gym._runtime.errors import MissingDependencyError
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.processes import ask, tool_environment
+from harbor_gym.sandboxes.compose.model import MAIN, Project, project_of
+from harbor_gym.sandboxes.compose.readings import Key, reading_key
 from harbor_gym.sandboxes.errors import SandboxStartError, TaskError
-from harbor_gym.sandboxes.local.compose.model import MAIN, Project, project_of
-from harbor_gym.sandboxes.local.compose.readings import Key, reading_key
 from harbor_gym.sandboxes.tools import TIMED_OUT, find_program, run_tool
 
 _PACKAGE = "docker-compose-v2 (Ubuntu), docker-compose (Debian 13) or docker-compose-plugin (Docker's own packages)"
@@ -58,7 +58,7 @@ def require_compose() -> str:
     """
     if (path := compose_program()) is None:
         raise MissingDependencyError(
-            "local sandboxes read a task's docker-compose.yaml with Compose 2, without a daemon: apt-get install "
+            "a task's docker-compose.yaml is read with Compose 2, without a daemon: apt-get install "
             f"{_PACKAGE}, or --env docker"
         )
     return path
@@ -88,7 +88,7 @@ async def read_project(
     Raises:
         MissingDependencyError: Compose is not installed.
         TaskError: The files are no Compose project.
-        TaskUnsupportedError: They have something that local sandboxes don't; the message names it.
+        TaskUnsupportedError: They have something that sandboxes here don't; the message names it.
     """
     own = context / COMPOSE_FILE_NAME
     files = [COMPOSE_BUILD_PATH if docker_image is None else COMPOSE_PREBUILT_PATH, *([own] if own.exists() else [])]

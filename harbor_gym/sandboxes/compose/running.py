@@ -11,22 +11,22 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.sandboxes.compose.member import PREFIX_BITS, Member
+from harbor_gym.sandboxes.compose.model import MAIN, Dependency, Mount, Project, Restart, Service
+from harbor_gym.sandboxes.compose.process import ServiceProcess
 from harbor_gym.sandboxes.errors import SandboxError, SandboxLostError, SandboxStartError, TaskError
 from harbor_gym.sandboxes.health import Check, Healthcheck, await_health
 from harbor_gym.sandboxes.images.build import ImageSource
-from harbor_gym.sandboxes.local.compose.member import PREFIX_BITS, Member
-from harbor_gym.sandboxes.local.compose.model import MAIN, Dependency, Mount, Project, Restart, Service
-from harbor_gym.sandboxes.local.compose.process import ServiceProcess
 from harbor_gym.sandboxes.supervisor.client import SupervisedSandbox
 from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 
 if TYPE_CHECKING:
-    from harbor_gym.sandboxes.local.compose.service import ServiceSandbox
-    from harbor_gym.sandboxes.local.environment import LocalEnvironment
+    from harbor_gym.sandboxes.compose.environment import ComposedEnvironment
+    from harbor_gym.sandboxes.compose.service import ServiceSandbox
 
 _STEADY_SEC = 0.5
 """Compose looks every half second; a service that lasts until the first look counts as running."""
@@ -75,7 +75,7 @@ class RunningServices:
             for sandboxes in by_source.values():
                 group.create_task(build(sandboxes))
 
-    async def start(self, main: LocalEnvironment, begin_main: Callable[[], Awaitable[None]]) -> None:
+    async def start(self, main: ComposedEnvironment[Any], begin_main: Callable[[], Awaitable[None]]) -> None:
         """Start all services, and return when each of them runs, is healthy or has completed as it is to.
 
         Args:
@@ -107,7 +107,7 @@ class RunningServices:
             for name in self.project.services:
                 group.create_task(self._begin(name, begin_main))
 
-    async def begin_command(self, main: LocalEnvironment) -> None:
+    async def begin_command(self, main: ComposedEnvironment[Any]) -> None:
         """Start the command of ``main``.
 
         Raises:
@@ -121,7 +121,7 @@ class RunningServices:
         if process.ended.done():
             raise SandboxStartError(f"service 'main' did not come up: {self._end_of(MAIN)}")
 
-    def _process(self, sandbox: LocalEnvironment, service: Service) -> ServiceProcess:
+    def _process(self, sandbox: ComposedEnvironment[Any], service: Service) -> ServiceProcess:
         async def clear(grace_sec: float) -> None:
             if service.name != MAIN:  # whose processes are the policy's
                 await sandbox.end_processes(grace_sec=grace_sec)
