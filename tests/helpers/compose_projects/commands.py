@@ -212,8 +212,8 @@ services:
         files={"app/Dockerfile": "FROM BASE\nRUN echo app >/app.txt\nWORKDIR /srv\nCMD sleep 1000\n"},
         compose="""\
 services:
-  main: {image: "own-app-${COMPOSE_PROJECT_NAME}", depends_on: [app]}
-  app: {image: "own-app-${COMPOSE_PROJECT_NAME}", build: app}
+  main: {image: own-name-of-app, depends_on: [app]}
+  app: {image: own-name-of-app, build: app}
 """,
         looks={"main": "cat /app.txt; pwd", "app": "cat /app.txt"},
     ),

@@ -138,7 +138,6 @@ services:
     cpu_shares: 512
     memswap_limit: 256m
     mem_limit: 128m
-    mem_reservation: 32m
     oom_kill_disable: false
     pull_policy: if_not_present
     stop_signal: SIGINT
