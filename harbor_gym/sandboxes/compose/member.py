@@ -79,7 +79,7 @@ class Member:
     def dressed[Settings: ImageSettings](self, image: Settings) -> Settings:
         """Return an image with the settings of the service in place of its own."""
         service = self.service
-        keeps_command = service.entrypoint is None and service.command is None
+        keeps_command = not service.entrypoint and not service.command
         return replace(
             image,
             env={**image.env, **service.env},
@@ -113,6 +113,8 @@ class Member:
         lines += [f"{address}\t{name}" for name, address in self.service.extra_hosts]
         here = self.project.root(self.service)
         for other in self.project.services.values():
+            if other is not self.service and not other.is_found:
+                continue
             there = self.project.root(other)
             host = own if other is self.service else other.hostname
             if there is here and not (other is self.service and self.service.networks):

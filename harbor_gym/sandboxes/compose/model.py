@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from harbor_gym.sandboxes.errors import TaskUnsupportedError
+from harbor_gym.sandboxes.errors import TaskError, TaskUnsupportedError
 from harbor_gym.sandboxes.health import Healthcheck
 from harbor_gym.sandboxes.images.recipe import PLATFORM
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import KEPT_CAPABILITIES
@@ -21,6 +21,7 @@ MAIN = "main"
 """Harbor's name of the service in which the agent works."""
 
 Condition = Literal["service_started", "service_healthy", "service_completed_successfully"]
+Policy = Literal["no", "always", "on-failure", "unless-stopped"]
 
 _WITHOUT_EFFECT = frozenset((
     "annotations", "attach", "blkio_config", "cpu_count", "cpu_percent", "cpu_rt_period", "cpu_rt_runtime",
@@ -94,13 +95,15 @@ class Dependency:
 
     name: str
     condition: Condition
+    is_optional: bool = False
+    """Whether it need not have a health check to be waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
     """When a service's command is started again after its end."""
 
-    policy: Literal["no", "always", "on-failure", "unless-stopped"] = "no"
+    policy: Policy = "no"
     most: int | None = None
     """How often; None is without limit."""
 
@@ -134,6 +137,9 @@ class Service:
 
     shares: str | None = None
     """The service whose network it has instead of one of its own."""
+
+    is_found: bool = True
+    """Whether the others find it by its name."""
 
     extra_hosts: tuple[tuple[str, str], ...] = ()
     """Name and address."""
@@ -205,7 +211,7 @@ class Project:
     def is_to_complete(self, name: str) -> bool:
         """Return whether another service waits for the end of this one."""
         return any(
-            dependency == Dependency(name, "service_completed_successfully")
+            (dependency.name, dependency.condition) == (name, "service_completed_successfully")
             for service in self.services.values()
             for dependency in service.depends_on
         )
@@ -221,7 +227,10 @@ def project_of(document: Mapping[str, Any], context: Path, *, own_mounts: Sequen
 
     Raises:
         TaskUnsupportedError: It has something that sandboxes here don't; the message names the service and the key.
+        TaskError: Docker would not start it either; the message says why.
     """
+    if MAIN not in document["services"]:
+        raise TaskError("docker-compose.yaml: the service 'main' does not start: no profile of it is active")
     if document.get("models"):
         raise _refused("the project", "models")
     networks: Mapping[str, Mapping[str, Any] | None] = document.get("networks") or {}
@@ -291,6 +300,15 @@ class _Reader:
         """Return the error for something that this service has."""
         return _refused(f"service {self._name!r}", what, why)
 
+    def _wrong(self, why: str) -> TaskError:
+        """Return the error for what Docker refuses as well."""
+        return TaskError(f"docker-compose.yaml: service {self._name!r}: {why}")
+
+    def _absolute(self, path: str, key: str) -> str:
+        if not path.startswith("/"):
+            raise self._wrong(f"{key} {path!r} is not absolute")
+        return path
+
     def service(self) -> Service:
         """Return the service."""
         found = self._found
@@ -306,18 +324,19 @@ class _Reader:
             entrypoint=_words(found.get("entrypoint")),
             command=_words(found.get("command")),
             env={name: value for name, value in (found.get("environment") or {}).items() if value is not None},
-            workdir=found.get("working_dir"),
+            workdir=self._absolute(workdir, "working_dir") if (workdir := found.get("working_dir")) else None,
             user=found.get("user"),
             hostname=found.get("hostname"),
             healthcheck=found.get("healthcheck"),
             depends_on=tuple(
-                Dependency(name, wanted.get("condition", "service_started"))
+                Dependency(name, wanted.get("condition", "service_started"), not wanted.get("required", True))
                 for name, wanted in (found.get("depends_on") or {}).items()
-                if wanted.get("required", True)
+                if wanted.get("required", True) or name in self._document["services"]
             ),
             restart=self._restart(),
             networks=self._networks(),
             shares=self._shares(),
+            is_found=self._shares() is None,
             extra_hosts=self._extra_hosts(),
             mounts=tuple(self._mounts()),
             memory_bytes=_size(found.get("mem_limit") or limits.get("memory")) or None,
@@ -381,9 +400,12 @@ class _Reader:
         policy, _, most = (self._found.get("restart") or "no").partition(":")
         declared = (self._found.get("deploy") or {}).get("restart_policy")
         if declared and not self._found.get("restart"):
-            names = {"none": "no", "any": "always", "on-failure": "on-failure"}
-            return Restart(names[declared.get("condition", "any")], declared.get("max_attempts"))  # pyright: ignore[reportArgumentType]  # Compose checks it
-        return Restart(policy, int(most) if most else None)  # pyright: ignore[reportArgumentType]  # Compose checks it
+            condition = declared.get("condition") or "no"
+            policy = {"none": "no", "any": "always"}.get(condition, condition)
+            most = declared.get("max_attempts")
+        if policy not in get_args(Policy):
+            raise self._wrong(f"no restart policy is called {policy!r}")
+        return Restart(policy, int(most or 0) or None)  # pyright: ignore[reportArgumentType]  # it is one of them
 
     def _networks(self) -> dict[str, tuple[str, ...]]:
         match self._found.get("network_mode"):
@@ -450,6 +472,8 @@ class _Reader:
         for entry in self._found.get("tmpfs") or ():
             target, _, options = entry.partition(":")
             mounts.append(self._memory(target, options))
+        for mount in mounts:
+            self._absolute(mount.target, "the place of a mount")
         return [*mounts, *self._files("secrets", "/run/secrets/"), *self._files("configs", "/")]
 
     def _files(self, kind: str, folder: str) -> Iterator[Mount]:
@@ -493,12 +517,15 @@ class _Reader:
         source, target = Path(found["source"]), found["target"]
         if self._name == MAIN and (str(source), target) in self._own_mounts:
             return None
-        if not source.exists() and not found.get("read_only") and source.parent.resolve() == self._context.resolve():
+        is_made = (found.get("bind") or {}).get("create_host_path") and not found.get("read_only")
+        if is_made and not source.exists() and source.parent.resolve() == self._context.resolve():
             return Mount("volume", target, str(source))  # Docker makes the directory
         return Mount("bind", target, str(self._inside(source, "volumes")), is_read_only=bool(found.get("read_only")))
 
     def _tmpfs(self, found: Mapping[str, Any]) -> Mount:
         options = found.get("tmpfs") or {}
+        if found.get("read_only"):
+            raise self.refused(f"tmpfs {found['target']}: read_only")
         return Mount(
             "tmpfs", found["target"], size_bytes=_size(options.get("size")), mode=options.get("mode") or _DEFAULT_MODE
         )
@@ -507,6 +534,8 @@ class _Reader:
         options = {name: value for name, _, value in (word.partition("=") for word in text.split(",")) if name}
         for name in options.keys() - {"size", "mode", "rw", "nosuid", "nodev", "noexec"}:
             raise self.refused(f"tmpfs {target}: option {name}")
+        if "size" in options and not _SIZE.fullmatch(options["size"]):
+            raise self.refused(f"tmpfs {target}: size {options['size']}")
         return Mount("tmpfs", target, size_bytes=_size(options.get("size")), mode=int(options.get("mode") or "1777", 8))
 
 
@@ -541,7 +570,7 @@ def merged_healthcheck(own: Mapping[str, Any] | None, of_image: Healthcheck | No
     like = of_image or Healthcheck(argv)
 
     def seconds(key: str, otherwise: float) -> float:
-        return duration_sec(given[key]) if given.get(key) else otherwise
+        return duration_sec(given.get(key) or "") or otherwise
 
     return Healthcheck(
         argv,

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,9 +204,8 @@ class RunningServices:
             if mount.kind == "volume" and mount.fills and mount.source not in self._filled:
                 await self._fill(main, sandbox, mount)
             if mount.kind == "bind":
-                await self._attach(main, sandbox, replace(mount, part=await self._copied(main, mount)))
-            else:
-                await self._attach(main, sandbox, mount)
+                await self._copy_once(main, self._whole(mount))
+            await self._attach(main, sandbox, mount)
         if service.is_read_only:
             await sandbox.share("close_root", {})
 
@@ -217,16 +215,29 @@ class RunningServices:
         outer = max(above, key=lambda other: other.target.count("/"), default=None)
         if outer is None or outer.kind == "tmpfs":
             return
-        part = Path(outer.source).name if outer.kind == "bind" else outer.part
         makes = {"makes": mount.target[len(outer.target.rstrip("/")) :], "makes_file": _is_file(mount)}
-        os.close(await self._lend(main, outer.source, part, **makes))
+        os.close(await self._lend(main, *self._place(outer), **makes))
+
+    def _whole(self, mount: Mount) -> Mount:
+        """Return the outermost mount of the task's files that these are in: all services see the same ones."""
+        mounts = (other for service in self.project.services.values() for other in service.mounts)
+        source = Path(mount.source)
+        around = [other for other in mounts if other.kind == "bind" and source.is_relative_to(other.source)]
+        return min(around, key=lambda other: len(other.source))
+
+    def _place(self, mount: Mount) -> tuple[str, str]:
+        """Return the volume that has a mount's files, and the path in it."""
+        if mount.kind != "bind":
+            return mount.source, mount.part
+        whole = self._whole(mount).source
+        return whole, str(Path(mount.source).relative_to(Path(whole).parent))
 
     async def _lend(self, main: SupervisedSandbox, source: str, part: str, **makes: object) -> int:
         name = self._volumes.setdefault(source, str(len(self._volumes)))
         return await main.share("lend", {"name": name, "size_bytes": self._storage_bytes, "part": part, **makes})
 
     async def _attach(self, main: SupervisedSandbox, sandbox: SupervisedSandbox, mount: Mount) -> None:
-        tree = await self._lend(main, mount.source, mount.part)
+        tree = await self._lend(main, *self._place(mount))
         try:
             await sandbox.share("volume", {"target": mount.target, "is_read_only": mount.is_read_only}, tree)
         finally:
@@ -251,19 +262,18 @@ class RunningServices:
         if len(found) > 1:
             self._filled.add(mount.source)
 
-    async def _copied(self, main: SupervisedSandbox, mount: Mount) -> str:
-        """Copy a file or a directory of the task to memory, once; return its path there."""
-        name = Path(mount.source).name
-        if mount.source not in self._filled:
-            self._filled.add(mount.source)
-            tree = await self._lend(main, mount.source, "")
-            try:
-                await asyncio.to_thread(_copy, mount, Path(f"/proc/self/fd/{tree}/{name}"))
-            except OSError as exc:
-                raise SandboxStartError(f"{mount.source} can't be copied for its services: {exc}") from exc
-            finally:
-                os.close(tree)
-        return name
+    async def _copy_once(self, main: SupervisedSandbox, mount: Mount) -> None:
+        """Copy a file or a directory of the task to memory, if it is not there yet."""
+        if mount.source in self._filled:
+            return
+        self._filled.add(mount.source)
+        tree = await self._lend(main, mount.source, "")
+        try:
+            await asyncio.to_thread(_copy, mount, Path(f"/proc/self/fd/{tree}/{Path(mount.source).name}"))
+        except OSError as exc:
+            raise SandboxStartError(f"{mount.source} can't be copied for its services: {exc}") from exc
+        finally:
+            os.close(tree)
 
     # --- order ---------------------------------------------------------------------------------------------------
 
@@ -310,6 +320,8 @@ class RunningServices:
             await self._started[name].wait()
         elif dependency.condition == "service_healthy":
             if name != MAIN and self.sandboxes[name].healthcheck is None:
+                if dependency.is_optional:
+                    return
                 raise TaskError(
                     f"docker-compose.yaml: service {dependent!r} waits until {name!r} is healthy, and that has no "
                     "healthcheck"

@@ -137,6 +137,17 @@ async def remove_all(project: str, kinds: Iterable[str], *, settle_sec: float) -
 # --- the overlay -----------------------------------------------------------------------------------------------------
 
 
+class _ComposeLoader(yaml.SafeLoader):
+    """Reads what Compose's own tags, ``!reset`` and ``!override``, are before."""
+
+
+def _untagged(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> object:
+    return loader.construct_mapping(node, deep=True) if isinstance(node, yaml.MappingNode) else None
+
+
+_ComposeLoader.add_multi_constructor("!", _untagged)
+
+
 def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """Return the services, networks and volumes in Compose files: section → name → definition.
 
@@ -144,7 +155,7 @@ def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {"services": {}, "networks": {}, "volumes": {}}
     for path in paths:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _ComposeLoader)
         for section, known in found.items():
             entries = document.get(section) if isinstance(document, dict) else None
             if isinstance(entries, dict):

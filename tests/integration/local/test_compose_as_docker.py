@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -298,52 +297,3 @@ async def test_services_are_as_with_docker(tmp_path: Path) -> None:
         finally:
             await sandbox.stop(delete=True)
     assert found["local"] == found["docker"]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A project that does not come up with Docker either, and what the local sandbox says of it."""
-
-    services: str
-    says: str
-
-
-FAILURES = {
-    "ends at once": Failure(
-        "bad: {image: IMAGE, command: 'sh -c \"echo last words; exit 3\"'}", "'bad'.*status 3: last words"
-    ),
-    "ends well and nobody waits for it": Failure("bad: {image: IMAGE, command: 'true'}", "'bad'.*status 0"),
-    "is unhealthy": Failure(
-        "bad: {image: IMAGE, command: sleep 9, healthcheck: {test: 'echo broken; exit 1', interval: 1ms, retries: 2}}",
-        "'bad'.*failed 2 times in a row, at last with status 1: broken",
-    ),
-    "does not complete": Failure(
-        "bad: {image: IMAGE, command: 'sh -c \"exit 4\"'}\n"
-        "  next: {image: IMAGE, command: sleep 1000, depends_on: {bad: {condition: service_completed_successfully}}}",
-        "'bad' did not (come up|complete).*status 4",
-    ),
-    "has no check": Failure(
-        "bad: {image: IMAGE, command: sleep 1000}\n"
-        "  next: {image: IMAGE, command: sleep 1000, depends_on: {bad: {condition: service_healthy}}}",
-        "'next' waits until 'bad' is healthy.*no healthcheck",
-    ),
-    "has no such program": Failure("bad: {image: IMAGE, command: [no-such-program]}", "'bad'.*no-such-program"),
-    "has no command": Failure(
-        "bad: {build: {dockerfile_inline: 'FROM IMAGE'}, entrypoint: [], command: []}", "'bad'.*names a command"
-    ),
-    "has no such user": Failure("bad: {image: IMAGE, command: sleep 1000, user: nobody-here}", "'bad'.*nobody-here"),
-    "has no such image": Failure("bad: {image: 'localhost:1/no-such-image'}", "no-such-image"),
-    "is no project": Failure("bad: {image: IMAGE, no_such_key: 1}", "no_such_key"),
-    "waits for itself": Failure("bad: {image: IMAGE, depends_on: [bad]}", "bad"),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-async def test_a_project_that_does_not_come_up(tmp_path: Path) -> None:
-    for number, (name, failure) in enumerate(FAILURES.items()):
-        compose = f"services:\n  {failure.services.replace('IMAGE', BASE)}\n"
-        sandbox = make(LocalEnvironment, write(tmp_path / str(number), compose), None, network_policy=PUBLIC)
-        with pytest.raises(Exception, match=f"(?s){failure.says}") as caught:
-            await sandbox.start(force_build=False)
-        assert not isinstance(caught.value, TimeoutError), name
-        await sandbox.stop(delete=True)

@@ -21,6 +21,7 @@ from harbor_gym.sandboxes.health import Healthcheck
 from harbor_gym.sandboxes.images.chosen import Recipe, chosen
 
 MAIN: dict[str, Any] = {"build": {"context": "."}, "networks": {"default": None}}
+CREATE = {"create_host_path": True}
 
 
 def read(context: Path, service: dict[str, Any], **further: Any) -> Project:
@@ -129,7 +130,7 @@ def test_a_service_has_what_its_document_says(tmp_path: Path) -> None:
                 {"type": "volume", "source": "v", "target": "/v", "volume": {"nocopy": True, "subpath": "/a/"}},
                 {"type": "bind", "source": str(tmp_path / "inside"), "target": "/in", "read_only": True},
                 {"type": "bind", "source": str(tmp_path / "inside"), "target": "/own"},
-                {"type": "bind", "source": str(tmp_path / "made"), "target": "/made"},
+                {"type": "bind", "source": str(tmp_path / "made"), "target": "/made", "bind": CREATE},
                 {"type": "tmpfs", "target": "/t", "tmpfs": {"size": "1024"}},
             ],
             "ports": [{"target": 80}],
@@ -236,6 +237,7 @@ IMAGES = Healthcheck(("old",), interval_sec=7.0, retries=5)
         ({"test": ["NONE"]}, IMAGES, None),
         ({"interval": "1m0.5s"}, IMAGES, Healthcheck(("old",), interval_sec=60.5, retries=5)),
         ({"interval": "1s"}, None, None),
+        ({"interval": "0s", "timeout": "0s", "retries": 0}, IMAGES, IMAGES),
         ({"test": ["CMD", "a", "b"], "retries": 2}, IMAGES, Healthcheck(("a", "b"), interval_sec=7.0, retries=2)),
         (
             {"test": ["CMD-SHELL", "a b"], "timeout": "1ms"},
@@ -264,6 +266,39 @@ def test_a_healthcheck_replaces_the_images_key_by_key(
 )
 def test_restarts(restart: Restart, status: int, restarts: int, applies: bool) -> None:
     assert restart.applies(status, restarts) is applies
+
+
+@pytest.mark.parametrize(
+    ("service", "restart"),
+    [
+        ({"deploy": {"restart_policy": {"condition": "unless-stopped"}}}, Restart("unless-stopped")),
+        ({"deploy": {"restart_policy": {"condition": "any", "max_attempts": 2}}}, Restart("always", 2)),
+        ({"deploy": {"restart_policy": {"max_attempts": 2}}}, Restart("no", 2)),
+        ({"deploy": {"restart_policy": {"condition": "any"}}, "restart": "no"}, Restart()),
+        ({"restart": "on-failure:0"}, Restart("on-failure")),
+    ],
+)
+def test_restart_policies(service: dict[str, Any], restart: Restart, tmp_path: Path) -> None:
+    assert read(tmp_path, service).services["db"].restart == restart
+
+
+@pytest.mark.parametrize(
+    ("service", "says"),
+    [
+        ({"restart": "sometimes"}, "'db': no restart policy is called 'sometimes'"),
+        ({"working_dir": "some/where"}, "'db': working_dir 'some/where' is not absolute"),
+    ],
+)
+def test_what_docker_refuses_is_an_error_of_the_task(service: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=says) as caught:
+        read(tmp_path, service)
+    assert not isinstance(caught.value, TaskUnsupportedError)
+
+
+def test_an_optional_dependency_that_starts_is_waited_for(tmp_path: Path) -> None:
+    optional = {"condition": "service_healthy", "required": False}
+    project = read(tmp_path, {"depends_on": {"main": optional, "absent": optional}})
+    assert project.services["db"].depends_on == (Dependency("main", "service_healthy", is_optional=True),)
 
 
 def test_durations() -> None:
