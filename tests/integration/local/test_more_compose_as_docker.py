@@ -116,7 +116,7 @@ services:
     image: debian:bookworm-slim
     command: [sh, -c, "touch /ready; exec sleep 1000"]
     depends_on: {checked: {condition: service_healthy}}
-    healthcheck: {test: [CMD, test, -e, /ready], interval: 1s, timeout: 1s, retries: 5, start_period: 1s}
+    healthcheck: {test: [CMD, test, -e, /ready], interval: 1s, timeout: 20s, retries: 5, start_period: 1s}
   once:
     image: debian:bookworm-slim
     command: [sh, -c, "echo once; echo once >>/shared/order"]
