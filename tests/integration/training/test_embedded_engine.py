@@ -391,6 +391,6 @@ def test_the_configuration_is_json(folder: Path) -> None:
 
     name, backend, _, settings = TrainingServer(folder, folder, is_compiled=False)._engine()  # pyright: ignore[reportPrivateUsage]
     assert (name, backend) == ("--backend", "transformers")
-    assert TransformersConfig(**json.loads(settings)).max_lora_rank == 32
+    assert TransformersConfig.model_validate(json.loads(settings)).max_lora_rank == 32
     with pytest.raises(ValidationError):
-        TransformersConfig(**{**json.loads(settings), "max_lora_ranks": 1})
+        TransformersConfig.model_validate({**json.loads(settings), "max_lora_ranks": 1})
