@@ -14,6 +14,7 @@ from harbor_gym.config import (
     MaxRetries,
     NConcurrent,
     OptionalPath,
+    TerminalEnvConfig,
     aliases,
 )
 from harbor_gym.config.tracking import Tracking
@@ -151,6 +152,18 @@ def find_policy(config: EvalConfig) -> EvaluatedPolicy:
         is_served_here=is_served_here,
         server_dir=run / "server" if run is not None and is_served_here else None,
     )
+
+
+def in_the_runs_format(config: EvalConfig) -> AnyEpisode:
+    """Return the episode with the action format of the run, in which its policy writes, unless one is given."""
+    from harbor_gym.report.metrics import run_config
+
+    env = config.env
+    if config.run is None or not isinstance(env, TerminalEnvConfig) or "action_format" in env.model_fields_set:
+        return env
+    group = (run_config(config.run).get("dataset_builder") or {}).get("template") or {}
+    known = (group.get("env") or {}).get("action_format")
+    return env.model_copy(update={"action_format": known}) if isinstance(known, str) else env
 
 
 def checkpoint_address(run: Path | None, checkpoint: str, kind: str) -> str | None:

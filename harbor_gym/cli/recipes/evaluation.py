@@ -14,7 +14,7 @@ from typing import Any
 
 from harbor_gym._runtime.files import one_run_at_a_time, replace_text
 from harbor_gym._runtime.shipped import resolve_shipped
-from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy
+from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy, in_the_runs_format
 from harbor_gym.cli.progress import bars_on_a_terminal
 from harbor_gym.cli.shared import echo
 from harbor_gym.cluster.workers import require_shared_rate
@@ -59,6 +59,7 @@ def evaluate_policy(config: EvalConfig) -> Report:
     config.track.require()
     require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
     require_sandbox(config.env)
+    config = config.model_copy(update={"env": in_the_runs_format(config)})
     if config.base_url is not None and config.model is None:
         asyncio.run(require_endpoint(config.base_url))
     found = asyncio.run(resolve_tasks(config.paths, registry_path=config.registry_path))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harbor_gym import TerminalEnvConfig, report
-from harbor_gym.adapters.tinker.policies import EvalConfig, checkpoint_address, find_policy
+from harbor_gym.adapters.tinker.policies import EvalConfig, checkpoint_address, find_policy, in_the_runs_format
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import Evaluated, note_evaluation, read_best, read_evaluations
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
@@ -105,6 +105,20 @@ def test_a_run_is_evaluated_in_the_context_window_that_it_was_trained_in(
         EvalConfig(paths=(task_dir,), env=TerminalEnvConfig(task_dir=task_dir), run=tmp_path, checkpoint="base")
     )
     assert (policy.max_context_tokens, policy.renderer_name) == (4321, RENDERER)
+
+
+@pytest.mark.parametrize(("given", "played"), [({}, "keystrokes"), ({"action_format": "bash-tool"}, "bash-tool")])
+def test_a_run_is_evaluated_in_the_action_format_that_it_was_trained_in(
+    given: dict[str, Any], played: str, tmp_path: Path
+) -> None:
+    written = {"dataset_builder": {"template": {"env": {"action_format": "keystrokes"}}}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    config = EvalConfig(paths=(tmp_path,), env=TerminalEnvConfig(task_dir=tmp_path, **given), run=tmp_path)
+    env = in_the_runs_format(config)
+    assert isinstance(env, TerminalEnvConfig)
+    assert env.action_format == played
+    without = config.model_copy(update={"run": None})
+    assert in_the_runs_format(without) is without.env
 
 
 @pytest.mark.parametrize(("is_there", "why"), [(True, "no config.json with a model_name"), (False, "is no folder")])
