@@ -22,7 +22,19 @@ from harbor_gym.types import EpisodeInfo
 COMPLETE = json.dumps({"analysis": "", "plan": "", "commands": [], "task_complete": True})
 
 
-class ScriptAgent(BaseAgent):
+class PlainAgent(BaseAgent):
+    """An agent that needs no set-up in the sandbox."""
+
+    @override
+    def version(self) -> str:
+        return "1"
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        """Do nothing."""
+
+
+class ScriptAgent(PlainAgent):
     """Execute one shell script a run, in order."""
 
     capabilities: ClassVar[AgentCapabilities] = AgentCapabilities(skills=True, mcp_servers=True)
@@ -35,14 +47,6 @@ class ScriptAgent(BaseAgent):
     @override
     def name() -> str:
         return "script"
-
-    @override
-    def version(self) -> str:
-        return "1"
-
-    @override
-    async def setup(self, environment: BaseEnvironment) -> None:
-        """Do nothing."""
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:

@@ -134,8 +134,7 @@ def find_policy(config: EvalConfig) -> EvaluatedPolicy:
     if run is not None and "model_name" not in recorded:
         why = "it has no config.json with a model_name" if run.is_dir() else "it is no folder"
         raise UsageError(f"{run} is no training run: {why}: name the folder of a run (--log-path of train)")
-    dataset = recorded.get("dataset_builder") or {}
-    group = dataset.get("template") or {}
+    group = _template(recorded)
     name = config.model_name or recorded["model_name"]
     is_served_here = config.base_url is None and Path(name).is_dir()
     if not is_served_here and not os.environ.get("TINKER_API_KEY"):
@@ -161,9 +160,13 @@ def in_the_runs_format(config: EvalConfig) -> AnyEpisode:
     env = config.env
     if config.run is None or not isinstance(env, TerminalEnvConfig) or "action_format" in env.model_fields_set:
         return env
-    group = (run_config(config.run).get("dataset_builder") or {}).get("template") or {}
-    known = (group.get("env") or {}).get("action_format")
+    known = (_template(run_config(config.run)).get("env") or {}).get("action_format")
     return env.model_copy(update={"action_format": known}) if isinstance(known, str) else env
+
+
+def _template(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return how the groups of a run were played, as its ``config.json`` has it."""
+    return (recorded.get("dataset_builder") or {}).get("template") or {}
 
 
 def checkpoint_address(run: Path | None, checkpoint: str, kind: str) -> str | None:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, cast, override
 
 import aiohttp
 import yarl
-from harbor.agents.base import BaseAgent
 from harbor.agents.capabilities import AgentCapabilities
 from harbor.agents.installed.base import NonZeroAgentExitCodeError
 from harbor.agents.installed.mini_swe_agent import MiniSweAgent
@@ -20,11 +19,12 @@ from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.tool_call import TERMINAL_TOOLS
 from harbor_gym.formats.tool_text import tool_schema
 from harbor_gym.terminal import Terminal, open_terminal
+from tests.helpers.harbor_trials import PlainAgent
 
 FORMAT = ActionFormat.TERMINUS_JSON
 
 
-class FormatAgent(BaseAgent):
+class FormatAgent(PlainAgent):
     """The loop of ``TokenTerminalEnv``, written once more as a foreign agent would: in text, over HTTP."""
 
     capabilities: ClassVar[AgentCapabilities] = AgentCapabilities(skills=True, mcp_servers=True)
@@ -38,14 +38,6 @@ class FormatAgent(BaseAgent):
     @override
     def name() -> str:
         return "format"
-
-    @override
-    def version(self) -> str:
-        return "1"
-
-    @override
-    async def setup(self, environment: BaseEnvironment) -> None:
-        """Do nothing."""
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:

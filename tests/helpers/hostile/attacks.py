@@ -251,8 +251,7 @@ async def who_waits_for_the_death_of_all_has_nothing_to_write_to(_sandbox: Local
 
 def _is_ours(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return b"serve" in words or b"forkserver" in words
+        return b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return False
 
 

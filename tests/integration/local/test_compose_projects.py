@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, override
 
 import pytest
-from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
@@ -20,6 +19,7 @@ from harbor_gym.sandboxes.docker.environment import DockerEnvironment
 from tests.helpers.compose_projects import PROJECTS
 from tests.helpers.compose_projects.failing import REFUSED, REFUSED_COMPOSE
 from tests.helpers.compose_projects.project import EXTRA, Project, write_project
+from tests.helpers.harbor_trials import PlainAgent
 from tests.integration.local.test_compose_as_docker import shown
 
 pytestmark = [
@@ -33,7 +33,7 @@ pytestmark = [
 AT_ONCE = 3
 
 
-class LookingAgent(BaseAgent):
+class LookingAgent(PlainAgent):
     """Runs a project's commands in its services, and keeps what they print and what became of the services."""
 
     def __init__(
@@ -52,14 +52,6 @@ class LookingAgent(BaseAgent):
     @override
     def name() -> str:
         return "looking"
-
-    @override
-    def version(self) -> str:
-        return "1"
-
-    @override
-    async def setup(self, environment: BaseEnvironment) -> None:
-        """Do nothing."""
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:

@@ -1,6 +1,6 @@
 """The messages from the caller to its sandboxes' supervisors, typed on both sides and checked on arrival. Stdlib only.
 
-Named tuples and not data classes: that module's imports would lengthen each start of an ordinary user's sandbox.
+Named tuples and not data classes: that module's imports would lengthen each start of the program.
 """
 
 import functools
