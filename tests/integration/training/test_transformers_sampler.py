@@ -139,7 +139,9 @@ async def test_it_plays_episodes_and_keeps_their_turns(agent: str | None, engine
         episode = {"max_turns": 3, "sandbox": FAKE, "task_dir": tmp_path / "task", "action_format": "keystrokes"}
     else:
         require_engine("local")
-    interface = RolloutInterface(episode, sample, codec, limits=SessionLimits(max_answer_tokens=64))
+    # The order of the prompts decides what is sampled; a random message that is cut would end our own loop's episode.
+    order: dict[str, Any] = {} if agent else {"n_concurrent": 1}
+    interface = RolloutInterface(episode, sample, codec, limits=SessionLimits(max_answer_tokens=64), **order)
     rollouts = await interface.run([TaskConfig(path=write_task(tmp_path / "task"))] * 2)
     for rollout in rollouts:
         assert rollout.error is None
