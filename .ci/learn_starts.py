@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
-from learn_context import batches, draw
+from learn_context import draw
 
 from harbor_gym._runtime.console.tables import markdown_table
 from harbor_gym.evaluation.best import is_finished, read_evaluations
-from harbor_gym.report import find_runs
+from harbor_gym.report import find_runs, read_metrics
+from harbor_gym.report.metrics import METRICS_NAME
 
 FOLDER = Path("runs/learn-starts")
 SOURCE = FOLDER / "source"
@@ -66,8 +67,12 @@ def one_run() -> Path:
 
 def evaluations(run: Path) -> list[Point]:
     """Return a run's evaluations."""
-    sampled = [0.0, *(batch[0] for batch in batches(run))]
-    return [(sampled[item.batch], item.reward) for item in read_evaluations(run)]
+    # A batch that lost all its episodes has no tokens.
+    sampled = {record["step"]: record.get("env/all/total_ac_tokens", 0.0) for record in read_metrics(run / METRICS_NAME)}
+    return [
+        (sum(tokens for step, tokens in sampled.items() if step < item.batch), item.reward)
+        for item in read_evaluations(run)
+    ]
 
 
 def means(runs: list[list[Point]]) -> list[Point]:

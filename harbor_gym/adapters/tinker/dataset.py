@@ -184,6 +184,9 @@ class _Builder(RLDatasetBuilder):
     rollout_workers: int = 0
     """Processes that play the groups, each with its share of the warm sandboxes; 0 plays them in the loop's process."""
 
+    seed: int = 0
+    """Seed of all draws: the starts, and with many tasks the split and the epochs' order."""
+
     def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
         if size < 1:
             raise UsageError(f"group_size must be at least 1, got {size}")
@@ -240,7 +243,7 @@ class HarborSingleTaskRLDatasetBuilder(_Builder):
             split="train",
             workers=self.rollout_workers,
         )
-        train.starts = await self._starts()
+        train.starts, train.seed = await self._starts(), self.seed
         train.warm_up()
         return train, self._test_set({"": self.template.env.task_dir})
 
@@ -268,9 +271,6 @@ class HarborRLDatasetBuilder(_Builder):
 
     test_tasks: Sequence[str] = ()
     """Names of the tasks to test on only. If there are none, the training tasks are the test set."""
-
-    seed: int = 0
-    """Seed of the split and of the epochs' order."""
 
     shuffle: bool = True
     """Whether to shuffle the tasks in each epoch."""
