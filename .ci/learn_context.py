@@ -2,8 +2,9 @@
 
 .venv/bin/python .ci/learn_context.py                       # four ways x three seeds, hours; the same command continues
 .venv/bin/python .ci/learn_context.py --parallel 2          # further flags are those of `harbor-gym sweep`
+.venv/bin/python .ci/learn_context.py sealed_archive        # a task that needs more than fits, by a policy that sums up
 
-Prints a table of rewards against sampled tokens from runs/learn-context, and draws it as curves.png there.
+Prints a table of rewards against sampled tokens from runs/learn-context/TASK, and draws it as curves.png there.
 """
 
 import subprocess
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+
+import archive_policy
 
 from harbor_gym._runtime.console.tables import markdown_table
 from harbor_gym.report import find_runs, read_metrics
@@ -25,8 +28,11 @@ WAYS = {
 }
 SETTING = (
     *("--env", "local", "--backend", "local", "--zero-reward-on-limit", "--learning-rates", "1e-3"),
-    *("--max-context-tokens", "400", "--max-turns", "12", "--max-tokens", "24", "--num-batches", "16"),
+    *("--max-turns", "12", "--max-tokens", "24", "--num-batches", "16"),
 )
+CONTEXTS = {"devops_task": 400, "sealed_archive": 600}
+"""Task → longest context in tokens."""
+
 TOKENS = 2000
 """Sampled tokens of a run for each column of the table."""
 
@@ -34,12 +40,20 @@ type Batch = tuple[float, float, float]
 """Tokens that the run had sampled after it, reward, compactions of an episode."""
 
 
-def main(*flags: str) -> None:
+def main(task: str = "devops_task", *flags: str) -> None:
     """Run the sweeps, print the table and draw the figure."""
+    if task.startswith("-"):
+        task, flags = "devops_task", (task, *flags)
+    root = FOLDER / task
+    setting = (*SETTING, "--max-context-tokens", str(CONTEXTS[task]))
+    if task == archive_policy.TASK.name:
+        policy = archive_policy.make_policy(root)
+        known = ("--model-name", str(policy), "--renderer-name", archive_policy.RENDERER, "--demonstrations", "0")
+        setting = (*setting, *known, "--action-format", "keystrokes")
     for name, flags_of_way in WAYS.items():
-        command = (sys.executable, "-m", "harbor_gym", "sweep", "task:devops_task", "--output", str(folder(name)))
-        subprocess.run((*command, *SETTING, *flags_of_way, *flags), check=True)
-    runs = {name: [list(batches(run)) for run in find_runs([folder(name)])] for name in WAYS}
+        command = (sys.executable, "-m", "harbor_gym", "sweep", f"task:{task}", "--output", str(folder(root, name)))
+        subprocess.run((*command, *setting, *flags_of_way, *flags), check=True)
+    runs = {name: [list(batches(run)) for run in find_runs([folder(root, name)])] for name in WAYS}
     # What every run reached: a way that samples fewer tokens in its batches has no further columns.
     columns = int(min(run[-1][0] for of_way in runs.values() for run in of_way) // TOKENS) or 1
     heads = [f"{column * TOKENS // 1000}-{(column + 1) * TOKENS // 1000}k" for column in range(columns)]
@@ -50,12 +64,12 @@ def main(*flags: str) -> None:
     print(markdown_table(("way", *heads, "compactions, first and last 3 batches"), rows, right=range(1, columns + 2)))
     middles = [(column + 0.5) * TOKENS for column in range(columns)]
     curves = {name: (middles, rewards(of_way, columns)) for name, of_way in runs.items()}
-    draw(curves, FOLDER / "curves.png", "mean reward")
+    draw(curves, root / "curves.png", "mean reward")
 
 
-def folder(way: str) -> Path:
+def folder(root: Path, way: str) -> Path:
     """Return the sweep's folder of a way."""
-    return FOLDER / way.replace(", ", "-").replace(" ", "-")
+    return root / way.replace(", ", "-").replace(" ", "-")
 
 
 def batches(run: Path) -> Iterator[Batch]:

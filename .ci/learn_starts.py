@@ -68,7 +68,9 @@ def one_run() -> Path:
 def evaluations(run: Path) -> list[Point]:
     """Return a run's evaluations."""
     # A batch that lost all its episodes has no tokens.
-    sampled = {record["step"]: record.get("env/all/total_ac_tokens", 0.0) for record in read_metrics(run / METRICS_NAME)}
+    sampled = {
+        record["step"]: record.get("env/all/total_ac_tokens", 0.0) for record in read_metrics(run / METRICS_NAME)
+    }
     return [
         (sum(tokens for step, tokens in sampled.items() if step < item.batch), item.reward)
         for item in read_evaluations(run)

@@ -133,11 +133,11 @@ async def test_a_group_draws_its_start_and_backward_follows_the_runs_rewards(tas
     assert {env.start_from.stem for env in begun} == {"first", "second"}
     again, _ = await make()
     assert [group.template.env for group in again.get_batch(0)] == begun
-    alone = {"template": make.template, "num_batches": 3, "groups_per_batch": 8}
+    alone: dict[str, Any] = {"template": make.template, "num_batches": 3, "groups_per_batch": 8}
     for seed, is_same in ((0, True), (1, False)):
         of_one_task, _ = await HarborSingleTaskRLDatasetBuilder(**alone, seed=seed)()
-        drawn = [group.template.env for group in of_one_task.get_batch(0)]
-        assert (drawn == begun) is is_same
+        same: Any = of_one_task.get_batch(0)
+        assert ([group.template.env for group in same] == begun) is is_same
     assert {env.start_turn for env in begun} == {3}
     (tmp_path / "run").mkdir()
     record = {"step": 0, "env/all/reward/total": 0.1, "env/a/reward/total": 0.75}

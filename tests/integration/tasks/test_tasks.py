@@ -136,6 +136,24 @@ async def test_sensor_console_is_solved_by_reading_each_answer() -> None:
         assert (reward, is_over) == (1.0, True)
 
 
+@pytest.mark.local
+async def test_sealed_archive_is_opened_by_the_code_that_was_shown_first() -> None:
+    async with env_for("sealed_archive") as env:
+        await env.reset()
+        screen, _, _, _ = await env.step([("archive code\n", 30.0)])
+        code = screen.split("code: ")[1].split()[0]
+        for page in range(1, 5):
+            screen, _, _, _ = await env.step([("archive next\n", 30.0)])
+            assert f"page {page} of 4\n" in screen
+        screen, _, _, _ = await env.step([("archive code\n", 30.0), ("archive next\n", 30.0)])
+        assert "the code was shown" in screen
+        assert "no more pages" in screen
+        screen, _, _, _ = await env.step([(f"archive open {code}\n", 30.0)])
+        assert "opened" in screen
+        reward, is_over, _ = await finish(env)
+        assert (reward, is_over) == (1.0, True)
+
+
 ROTATE = "cd /var/log/shop; mv shop.log.2 shop.log.3; mv shop.log.1 shop.log.2; mv shop.log shop.log.1"
 COUNT = "awk '{ print $2, $1; sum += $1 } END { print \"total\", sum }'"
 REPORT = f"zcat -f shop.log* | grep ERROR | cut -c12-13 | sort | uniq -c | {COUNT}"
@@ -195,6 +213,17 @@ PARTS = {
     "nothing locked": ("sensor_console", "printf 'try A 100\\ncommit\\n' | script -qc station /dev/null", 0.0),
     "console without a terminal": ("sensor_console", "printf 'commit\\n' | station", 0.0),
     "record out of reach": ("sensor_console", "echo '{\"locked\": [1, 2, 3]}' > /var/lib/station/record.json", 0.0),
+    "pages not read": ("sealed_archive", "archive open $(archive code | cut -c 7-)", 0.0),
+    "a wrong code, then the right one": (
+        "sealed_archive",
+        "for i in 1 2 3 4; do archive next >x; done; archive open x; archive open $(archive code | cut -c 7-)",
+        0.0,
+    ),
+    "the archive's record out of reach": (
+        "sealed_archive",
+        "echo '{\"opened\": true}' > /var/lib/archive/record.json",
+        0.0,
+    ),
     "balances without a header": ("ledger_separate_verifier", f"printf '%s\\n' {BALANCES} > balances.csv", 0.9),
     "half of the balances": ("ledger_separate_verifier", f"printf '%s\\n' x {HALF} > balances.csv", 0.45),
     "input changed": ("ledger_separate_verifier", "echo >> ledger.csv; echo account,balance > balances.csv", 0.0),
