@@ -28,13 +28,10 @@ WAYS = {
 }
 SETTING = (
     *("--env", "local", "--backend", "local", "--zero-reward-on-limit", "--learning-rates", "1e-3"),
-    *("--max-turns", "12", "--max-tokens", "24", "--num-batches", "16"),
+    *("--max-context-tokens", "400", "--max-turns", "12", "--max-tokens", "24", "--num-batches", "16"),
 )
-CONTEXTS = {"devops_task": 400, "sealed_archive": 600}
-"""Task → longest context in tokens."""
-
-TOKENS = 2000
-"""Sampled tokens of a run for each column of the table."""
+TOKENS = {"devops_task": 2000, "sealed_archive": 500}
+"""Sampled tokens of a run for each column of a task's table."""
 
 type Batch = tuple[float, float, float]
 """Tokens that the run had sampled after it, reward, compactions of an episode."""
@@ -44,8 +41,7 @@ def main(task: str = "devops_task", *flags: str) -> None:
     """Run the sweeps, print the table and draw the figure."""
     if task.startswith("-"):
         task, flags = "devops_task", (task, *flags)
-    root = FOLDER / task
-    setting = (*SETTING, "--max-context-tokens", str(CONTEXTS[task]))
+    root, setting, width = FOLDER / task, SETTING, TOKENS[task]
     if task == archive_policy.TASK.name:
         policy = archive_policy.make_policy(root)
         known = ("--model-name", str(policy), "--renderer-name", archive_policy.RENDERER, "--demonstrations", "0")
@@ -55,15 +51,15 @@ def main(task: str = "devops_task", *flags: str) -> None:
         subprocess.run((*command, *setting, *flags_of_way, *flags), check=True)
     runs = {name: [list(batches(run)) for run in find_runs([folder(root, name)])] for name in WAYS}
     # What every run reached: a way that samples fewer tokens in its batches has no further columns.
-    columns = int(min(run[-1][0] for of_way in runs.values() for run in of_way) // TOKENS) or 1
-    heads = [f"{column * TOKENS // 1000}-{(column + 1) * TOKENS // 1000}k" for column in range(columns)]
+    columns = int(min(run[-1][0] for of_way in runs.values() for run in of_way) // width) or 1
+    heads = [f"{column * width / 1000:g}-{(column + 1) * width / 1000:g}k" for column in range(columns)]
     rows = [
-        (name, *(f"{value:.2f}" for value in rewards(of_way, columns)), compactions(of_way))
+        (name, *(f"{value:.2f}" for value in rewards(of_way, columns, width)), compactions(of_way))
         for name, of_way in runs.items()
     ]
     print(markdown_table(("way", *heads, "compactions, first and last 3 batches"), rows, right=range(1, columns + 2)))
-    middles = [(column + 0.5) * TOKENS for column in range(columns)]
-    curves = {name: (middles, rewards(of_way, columns)) for name, of_way in runs.items()}
+    middles = [(column + 0.5) * width for column in range(columns)]
+    curves = {name: (middles, rewards(of_way, columns, width)) for name, of_way in runs.items()}
     draw(curves, root / "curves.png", "mean reward")
 
 
@@ -80,12 +76,12 @@ def batches(run: Path) -> Iterator[Batch]:
         yield sampled, batch["env/all/reward/total"], batch.get("env/all/compactions", 0.0)
 
 
-def rewards(runs: list[list[Batch]], columns: int) -> list[float]:
-    """Return the mean reward of all runs' batches in each column."""
+def rewards(runs: list[list[Batch]], columns: int, width: int) -> list[float]:
+    """Return the mean reward of all runs' batches in each column of so many sampled tokens."""
     of_column: list[list[float]] = [[] for _ in range(columns)]
     for run in runs:
         for sampled, reward, _ in run:
-            if (column := int((sampled - 1) // TOKENS)) < columns:
+            if (column := int((sampled - 1) // width)) < columns:
                 of_column[column].append(reward)
     return [fmean(values) if values else float("nan") for values in of_column]
 

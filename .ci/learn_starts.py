@@ -1,7 +1,7 @@
 """Compare where episodes begin: at the task's start, and in solved episodes, from their end backwards.
 
 .venv/bin/python .ci/learn_starts.py                       # two ways x three seeds, an hour; the same command continues
-.venv/bin/python .ci/learn_starts.py --parallel 2          # further flags are those of `harbor-gym sweep`
+.venv/bin/python .ci/learn_starts.py --num-batches 8       # further flags are those of `harbor-gym sweep`
 
 Prints a table of evaluations, which begin at the task's start, from runs/learn-starts, and draws them as curves.png
 there.
@@ -20,19 +20,14 @@ from harbor_gym.report import find_runs, read_metrics
 from harbor_gym.report.metrics import METRICS_NAME
 
 FOLDER = Path("runs/learn-starts")
-SOURCE = FOLDER / "source"
-"""A run of the policy as it begins, whose solved episodes are the starts."""
-
-WAYS = {
-    "the task's start": (),
-    "backward": ("--start-from", str(SOURCE), "--start-where", "reward=1", "--start-turn", "backward"),
-}
-COMMAND = (sys.executable, "-m", "harbor_gym")
+WAYS = ("the task's start", "backward")
+SEEDS = (0, 1, 2)
+TASK = "task:devops_task"
 PLAYED = ("--env", "local", "--backend", "local", "--zero-reward-on-limit")
 SETTING = ("--learning-rates", "1e-3", "--num-batches", "16", "--eval-every", "4", "--eval-temperature", "1")
 EPISODES = ("--test-episodes", "16")
-FIRST = ("--seed", "0", "--num-batches", "4", "--learning-rate", "1e-6")
-"""A rate at which its policy stays as it is."""
+FIRST = ("--num-batches", "4", "--learning-rate", "1e-6")
+"""Of a run whose solved episodes are the starts. At this rate its policy stays as it is."""
 
 type Point = tuple[float, float]
 """Tokens that the run had sampled for training before an evaluation, and its reward."""
@@ -40,29 +35,33 @@ type Point = tuple[float, float]
 
 def main(*flags: str) -> None:
     """Run the sweeps, print the table and draw the figure."""
-    task = "task:devops_task"
-    if not is_finished(SOURCE):
-        begins = ("--resume", str(SOURCE)) if SOURCE.exists() else (task, "--log-path", str(SOURCE), *PLAYED, *FIRST)
-        subprocess.run((*COMMAND, "train", *begins), check=True)
-    for name, starts in WAYS.items():
-        sweep = (*COMMAND, "sweep", task, "--output", str(folder(name)), *PLAYED, *SETTING, *EPISODES)
-        subprocess.run((*sweep, *starts, *flags), check=True)
-    runs = {name: [list(evaluations(run)) for run in find_runs([folder(name)])] for name in WAYS}
-    heads = ("episodes begin at", *(f"after {item.batch}" for item in read_evaluations(one_run())))
+    for seed in SEEDS:  # each has a policy of its own, and tokens belong to one
+        source = FOLDER / f"source-{seed}"
+        if not is_finished(source):
+            fresh = (TASK, "--log-path", str(source), *PLAYED, *FIRST, "--seed", str(seed))
+            run("train", *(("--resume", str(source)) if source.exists() else fresh))
+        for name in WAYS:
+            begun = ("--start-from", str(source), "--start-where", "reward=1", "--start-turn", "backward")
+            starts = begun if name == "backward" else ()
+            sweep = (TASK, "--output", str(folder(name, seed)), "--seeds", str(seed))
+            run("sweep", *sweep, *PLAYED, *SETTING, *EPISODES, *starts, *flags)
+    folders = {name: find_runs([folder(name, seed) for seed in SEEDS]) for name in WAYS}
+    runs = {name: list(map(evaluations, found)) for name, found in folders.items()}
+    heads = ("episodes begin at", *(f"after {item.batch}" for item in read_evaluations(folders["backward"][0])))
     rows = [(name, *(f"{y:.2f} ({x / 1000:.1f}k)" for x, y in means(of_way))) for name, of_way in runs.items()]
     print(markdown_table(heads, rows, right=range(1, len(heads))))
     curves = {name: tuple(map(list, zip(*means(of_way), strict=True))) for name, of_way in runs.items()}
     draw(curves, FOLDER / "curves.png", "mean reward of evaluations")
 
 
-def folder(way: str) -> Path:
-    """Return the sweep's folder of a way."""
-    return FOLDER / way.replace(" ", "-").replace("'", "")
+def run(*arguments: str) -> None:
+    """Run one of the package's commands."""
+    subprocess.run((sys.executable, "-m", "harbor_gym", *arguments), check=True)
 
 
-def one_run() -> Path:
-    """Return the folder of any run."""
-    return find_runs([folder("backward")])[0]
+def folder(way: str, seed: int) -> Path:
+    """Return the folder of a way's sweep over one seed."""
+    return FOLDER / f"{way}-{seed}".replace(" ", "-").replace("'", "")
 
 
 def evaluations(run: Path) -> list[Point]:

@@ -1,4 +1,4 @@
-"""The six tasks through the tool ``bash``: their solutions by tool calls; and many resets that leave nothing."""
+"""The shipped tasks through the tool ``bash``: their solutions by tool calls; and many resets that leave nothing."""
 
 from importlib.util import find_spec
 from pathlib import Path
