@@ -1,4 +1,4 @@
-"""Make a tiny policy for tasks/sealed_archive that sums up, and writes the code down in half of its summaries.
+"""Make a tiny policy for tasks/sealed_archive that sums up, and loses the code in some of its summaries.
 
 .venv/bin/python .ci/archive_policy.py FOLDER               # minutes; prints the policy's folder
 """
@@ -22,6 +22,9 @@ CODES = ("amber", "cobalt", "copper", "indigo", "ivory", "maroon", "scarlet", "v
 EPISODES, AT_ONCE, STEPS = 200, 4, 300
 PAGES = (1, 3)
 """Fewest and most pages of a conversation, after which a summary is asked for."""
+
+FORGETS = 0.3
+"""Share of the summaries that lose the code."""
 
 type Chat = list[dict[str, str]]
 
@@ -48,7 +51,7 @@ class Reader:
 
     def summary(self) -> str:
         """Return a summary, which may lose the code."""
-        if self.dice.random() < 0.5:
+        if self.dice.random() < FORGETS:
             self.known = None
         return "Reading the pages." if self.known is None else f"The code is {self.known}. Reading the pages."
 
