@@ -28,10 +28,10 @@ WAYS = {
 }
 SETTING = (
     *("--env", "local", "--backend", "local", "--zero-reward-on-limit", "--learning-rates", "1e-3"),
-    *("--max-context-tokens", "400", "--max-turns", "12", "--max-tokens", "24", "--num-batches", "16"),
+    *("--max-turns", "12", "--max-tokens", "24", "--num-batches", "16"),
 )
-TOKENS = {"devops_task": 2000, "sealed_archive": 500}
-"""Sampled tokens of a run for each column of a task's table."""
+TASKS = {"devops_task": (400, 2000), "sealed_archive": (480, 500)}
+"""Task → longest context in tokens, and sampled tokens of a run for each column of its table."""
 
 type Batch = tuple[float, float, float]
 """Tokens that the run had sampled after it, reward, compactions of an episode."""
@@ -41,7 +41,8 @@ def main(task: str = "devops_task", *flags: str) -> None:
     """Run the sweeps, print the table and draw the figure."""
     if task.startswith("-"):
         task, flags = "devops_task", (task, *flags)
-    root, setting, width = FOLDER / task, SETTING, TOKENS[task]
+    root, (context, width) = FOLDER / task, TASKS[task]
+    setting = (*SETTING, "--max-context-tokens", str(context))
     if task == archive_policy.TASK.name:
         policy = archive_policy.make_policy(root)
         known = ("--model-name", str(policy), "--renderer-name", archive_policy.RENDERER, "--demonstrations", "0")
