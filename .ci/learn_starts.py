@@ -7,12 +7,12 @@ Prints a table of evaluations, which begin at the task's start, from runs/learn-
 there.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
 
 from learn_context import draw
+from learn_real import run
 
 from harbor_gym._runtime.console.tables import markdown_table
 from harbor_gym.evaluation.best import is_finished, read_evaluations
@@ -41,8 +41,8 @@ def main(*flags: str) -> None:
             fresh = (TASK, "--log-path", str(source), *PLAYED, *FIRST, "--seed", str(seed))
             run("train", *(("--resume", str(source)) if source.exists() else fresh))
         for name in WAYS:
-            begun = ("--start-from", str(source), "--start-where", "reward=1", "--start-turn", "backward")
-            starts = begun if name == "backward" else ()
+            backward = ("--start-from", str(source), "--start-where", "reward=1", "--start-turn", "backward")
+            starts = backward if name == "backward" else ()
             sweep = (TASK, "--output", str(folder(name, seed)), "--seeds", str(seed))
             run("sweep", *sweep, *PLAYED, *SETTING, *EPISODES, *starts, *flags)
     folders = {name: find_runs([folder(name, seed) for seed in SEEDS]) for name in WAYS}
@@ -54,26 +54,19 @@ def main(*flags: str) -> None:
     draw(curves, FOLDER / "curves.png", "mean reward of evaluations")
 
 
-def run(*arguments: str) -> None:
-    """Run one of the package's commands."""
-    subprocess.run((sys.executable, "-m", "harbor_gym", *arguments), check=True)
-
-
 def folder(way: str, seed: int) -> Path:
     """Return the folder of a way's sweep over one seed."""
     return FOLDER / f"{way}-{seed}".replace(" ", "-").replace("'", "")
 
 
-def evaluations(run: Path) -> list[Point]:
+def evaluations(run_dir: Path) -> list[Point]:
     """Return a run's evaluations."""
-    # A batch that lost all its episodes has no tokens.
-    sampled = {
-        record["step"]: record.get("env/all/total_ac_tokens", 0.0) for record in read_metrics(run / METRICS_NAME)
-    }
-    return [
-        (sum(tokens for step, tokens in sampled.items() if step < item.batch), item.reward)
-        for item in read_evaluations(run)
-    ]
+    batches = read_metrics(run_dir / METRICS_NAME)
+
+    def sampled(before: int) -> float:  # a batch that lost all its episodes has no tokens
+        return sum(batch.get("env/all/total_ac_tokens", 0.0) for batch in batches if batch["step"] < before)
+
+    return [(sampled(item.batch), item.reward) for item in read_evaluations(run_dir)]
 
 
 def means(runs: list[list[Point]]) -> list[Point]:

@@ -1,4 +1,4 @@
 #!/bin/bash
 code=$(archive code | cut -d ' ' -f 2)
-until archive next | grep -q 'no more pages'; do :; done
+while archive next | grep -q '^page '; do :; done
 archive open "$code"
