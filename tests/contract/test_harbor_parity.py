@@ -17,7 +17,7 @@ from tests.helpers.engines import require_engine
 from tests.helpers.environments import python_without
 from tests.helpers.paths import ROOT
 
-# Six tasks three times over: on a machine that does other work beside, more than the usual limit.
+# Every shipped task three times over: on a machine that does other work beside, more than the usual limit.
 pytestmark = [pytest.mark.slow]
 
 TASKS = ROOT / "tasks"

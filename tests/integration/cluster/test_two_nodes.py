@@ -164,7 +164,7 @@ def test_no_room_is_reported(nodes: Nodes, tmp_path: Path) -> None:
 
 @pytest.mark.local
 def test_24_episodes_of_two_tasks_survive_a_killed_node(nodes: Nodes, tmp_path: Path) -> None:
-    """Each node has one worker and builds each image by itself: two of the six tasks show it."""
+    """Each node has one worker and builds each image by itself: two of the shipped tasks show it."""
     before = mounts()
     configs = [TerminalEnvConfig(task_dir=task, sandbox="local") for task in find_tasks([ROOT / "tasks"])[:2]]
     assert len(configs) == 2

@@ -1,5 +1,6 @@
 """A newcomer's first commands: the demo, a task of their own, a task that is shipped, the server's environment."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -18,7 +19,7 @@ from harbor_gym.tasks.new import TaskKind, write_task
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
 
-SIX = sorted(path.parent.name for path in (ROOT / "tasks").glob("*/task.toml"))
+SHIPPED = sorted(path.parent.name for path in (ROOT / "tasks").glob("*/task.toml"))
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_a_task_that_is_not_shipped_is_reported_without_a_settings_name() -> Non
 
 
 def test_the_tasks_of_the_repository_are_shipped(cache: Path) -> None:
-    assert shipped_tasks() == SIX
+    assert shipped_tasks() == SHIPPED
     path = task_path("task:devops_task")
     assert path.is_relative_to(cache)
     ours = {file.relative_to(ROOT / "tasks/devops_task") for file in (ROOT / "tasks/devops_task").rglob("*.*")}
@@ -81,6 +82,11 @@ def test_the_tasks_of_the_repository_are_shipped(cache: Path) -> None:
     assert parse_spec("task:devops_task") == parse_spec(path)
     assert TerminalEnvConfig(task_dir=Path("task:devops_task")).task_dir == path
     assert task_path("tasks/some") == Path("tasks/some")
+
+
+def test_the_page_of_tasks_names_each_shipped_task() -> None:
+    listed = (ROOT / "docs/guide/tasks.md").read_text(encoding="utf-8").split("are shipped: ", 1)[1].split(".", 1)[0]
+    assert sorted(re.findall(r"`(\w+)`", listed)) == SHIPPED
 
 
 def test_a_misspelt_task_is_named_with_those_there_are(cache: Path) -> None:
@@ -193,7 +199,7 @@ def test_the_wheel_has_what_a_newcomer_needs(tmp_path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_SEC)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"harbor_gym/_tasks/{name}/task.toml" for name in SIX} <= names
+    assert {f"harbor_gym/_tasks/{name}/task.toml" for name in SHIPPED} <= names
     for name in (
         "harbor_gym/tasks/templates/service/tests/test.sh",
         "harbor_gym/embedded/server_requirements.txt",

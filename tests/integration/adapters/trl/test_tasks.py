@@ -66,10 +66,6 @@ def test_a_tools_text_is_the_shells_and_an_exit_code_its_own(tmp_path: Path) -> 
         assert verified_reward([ANSWERED], [environment]) == [1.0]
 
 
-def test_there_are_six_tasks() -> None:
-    assert len(TASKS) == 6
-
-
 def test_many_resets_leave_nothing(tmp_path: Path) -> None:
     before = find_leftovers(is_exempt=lambda pid: True)
     with HarborSpec(write_task(tmp_path / "task"), agent="bash", sandbox="local", pool_size=2) as spec:
