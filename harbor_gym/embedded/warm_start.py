@@ -263,12 +263,14 @@ def _optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[tor
     """AdamW; for a tiny policy's matrices Muon, which needs half the steps there."""
     import torch
 
+    from harbor_gym.embedded.muon import Muon
+
     embeddings = set(model.get_input_embeddings().parameters())
     is_tiny = settings.base is None
     matrices = [weight for weight in model.parameters() if is_tiny and weight.ndim == 2 and weight not in embeddings]
     others = [weight for weight in model.parameters() if not any(weight is known for known in matrices)]
     adam = torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    return [torch.optim.Muon(matrices, lr=settings.learning_rate, weight_decay=0.01), adam] if is_tiny else [adam]
+    return [Muon(matrices, lr=settings.learning_rate, weight_decay=0.01), adam] if is_tiny else [adam]
 
 
 def _add_gradients(model: PreTrainedModel, batch: Sequence[Row], typical: float, at_once: int) -> list[float]:
