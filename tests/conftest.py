@@ -44,7 +44,7 @@ _LONGEST = (
 """Files to begin with: where several processes share the tests, a long one at the end would leave the others idle."""
 
 _FRAMEWORKS = (
-    *("datasets", "gradio", "jax", "litellm", "matplotlib", "openai", "openenv", "pandas", "peft", "ray", "skyrl"),
+    *("datasets", "gradio", "litellm", "matplotlib", "openai", "openenv", "pandas", "peft", "ray", "skyrl"),
     *("tinker", "tinker_cookbook", "torch", "transformers", "trl", "verifiers"),
 )
 """Packages that take up to seconds to import, which each test process would spend before its first test."""

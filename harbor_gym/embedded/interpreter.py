@@ -37,7 +37,7 @@ def server_python() -> str:
         MissingDependencyError: The training server is not installed.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        if importlib.metadata.version("skyrl") == SKYRL_VERSION and _is_importable("jax"):
+        if importlib.metadata.version("skyrl") == SKYRL_VERSION and _is_importable("peft"):
             return sys.executable
     if (python := installed_python()) is not None:
         return str(python)

@@ -1,22 +1,20 @@
 """Run SkyRL's Tinker-compatible server with this interpreter; it ends with its parent process.
 
-    python -m harbor_gym.embedded.launcher --base-model DIR --backend jax --port 8000 ...
+    python -m harbor_gym.embedded.launcher --base-model DIR --backend transformers --port 8000 ...
 
-It takes every option of ``skyrl.tinker.api`` and a few of its own (``--help`` lists them). ``--backend transformers``
-is the engine in the folder beside this file; ``jax`` is SkyRL's. This file imports nothing of harbor_gym, so an
-interpreter that only has SkyRL can run it by its path.
+It takes every option of ``skyrl.tinker.api`` and a few of its own (``--help`` lists them). The engine is the one in
+the folder beside this file, instead of SkyRL's. This file imports nothing of harbor_gym, so an interpreter that only
+has SkyRL can run it by its path.
 
-SkyRL's server is changed in eight places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
+SkyRL's server is changed in seven places by private names of one SkyRL version; :func:`verify_skyrl` refuses others:
 
 1. The engine process is this file run by this interpreter, not ``uv run`` with extras.
 2. A promise of samples carries one id per sample, which the Tinker SDK asserts since 0.28.
 3. ``load_weights`` without a model makes the model first: the SDK creates a client from a checkpoint in one request.
 4. The checkpoint routes accept the ids (``session:train:0``) that the SDK gives to models made that way.
-5. Log-probabilities of a prompt have one entry per token, None for the first, as in Tinker. The JAX backend leaves the
-   first out, which would shift the others by one token in a KL penalty.
-6. The server process imports torch when it first uses it, which it does for images alone: that takes seconds.
-7. The engine knows one more backend, ``transformers``.
-8. A sampling session may name the base model beside its weights, as the cookbook does for a KL penalty's reference.
+5. The server process imports torch when it first uses it, which it does for images alone: that takes seconds.
+6. The engine process has one backend, ``transformers``.
+7. A sampling session may name the base model beside its weights, as the cookbook does for a KL penalty's reference.
 """
 
 import argparse
@@ -42,10 +40,7 @@ SKYRL_VERSION = "0.4.0"
 TRANSFORMERS = "transformers"
 """The name of our own backend."""
 
-_JAX_BACKEND = "skyrl.backends.jax"
-
 ENGINE_NAMES = (
-    f"{_JAX_BACKEND}:JaxBackend.sample",
     "skyrl.tinker.config:EngineConfig.model_fields",
     "skyrl.tinker.config:add_model",
     "skyrl.tinker.engine:TinkerEngine.run",
@@ -81,10 +76,10 @@ SERVER_NAMES = (
     "skyrl.tinker.types:TinkerPath.parse",
     "skyrl.utils.log:get_uvicorn_log_config",
 )
-"""The same in the server process, which imports no JAX: that alone takes seconds."""
+"""The same in the server process."""
 
 PATCHED_ROUTES = ("/api/v1/asample", "/api/v1/load_weights", "/api/v1/create_sampling_session")
-"""Routes of the server that are replaced (changes 2, 3 and 8)."""
+"""Routes of the server that are replaced (changes 2, 3 and 7)."""
 
 CHECKPOINT_ROUTES = (
     "/api/v1/training_runs/{unique_id}/checkpoints/{checkpoint_id}/archive",
@@ -97,9 +92,6 @@ CHECKPOINT_ROUTES = (
 
 READY = "ready"
 """The status of an engine that has loaded the model."""
-
-_COMPILED = "/jax/core/compile/backend_compile_duration"
-"""JAX's event of a compilation, or of one read from its cache."""
 
 SDK_ID_PATTERN = r"^[a-zA-Z0-9_:-]+$"
 _PR_SET_PDEATHSIG = 1
@@ -115,7 +107,7 @@ class _LateModule(types.ModuleType):
 
 @contextlib.contextmanager
 def _late_torch() -> Generator[None]:
-    """Give a module that is imported meanwhile a torch that is imported at its first use (change 6)."""
+    """Give a module that is imported meanwhile a torch that is imported at its first use (change 5)."""
     if "torch" in sys.modules or (spec := importlib.util.find_spec("torch")) is None:
         yield
         return
@@ -128,13 +120,12 @@ def _late_torch() -> Generator[None]:
             del sys.modules["torch"]
 
 
-def verify_skyrl(*, server: bool = True, engine: bool = True, with_jax: bool = True) -> list[str]:
+def verify_skyrl(*, server: bool = True, engine: bool = True) -> list[str]:
     """Check that the installed SkyRL is the version for which these changes were written.
 
     Args:
         server: Whether to check the names that the server process uses.
         engine: Whether to check the names that the engine process uses.
-        with_jax: Whether these include those of the JAX backend, whose import takes seconds.
 
     Returns:
         One line per problem; empty if the server can be started.
@@ -142,14 +133,12 @@ def verify_skyrl(*, server: bool = True, engine: bool = True, with_jax: bool = T
     try:
         version = importlib.metadata.version("skyrl")
     except importlib.metadata.PackageNotFoundError:
-        return [f"skyrl is not installed for {sys.executable}; expected skyrl[tinker,jax]=={SKYRL_VERSION}"]
+        return [f"skyrl is not installed for {sys.executable}; expected skyrl[tinker]=={SKYRL_VERSION}"]
     problems: list[str] = []
     if version != SKYRL_VERSION:
         problems.append(f"skyrl {version} is installed; this launcher changes private names of {SKYRL_VERSION} only")
     for name in dict.fromkeys((*(ENGINE_NAMES if engine else ()), *(SERVER_NAMES if server else ()))):
         module, _, attributes = name.partition(":")
-        if module == _JAX_BACKEND and not with_jax:
-            continue
         try:
             with _late_torch() if module == "skyrl.tinker.api" else contextlib.nullcontext():
                 found: Any = importlib.import_module(module)
@@ -311,7 +300,7 @@ def _with(signature: inspect.Signature, parameter: inspect.Parameter) -> list[in
 
 
 def patch_server(own: argparse.Namespace) -> Any:
-    """Apply changes 1 to 4 and 8 to SkyRL's server module and return it.
+    """Apply changes 1 to 4 and 7 to SkyRL's server module and return it.
 
     Args:
         own: The launcher's own options, which the engine process inherits.
@@ -325,28 +314,11 @@ def patch_server(own: argparse.Namespace) -> Any:
     return api
 
 
-def patch_engine(backend_name: str) -> None:
-    """Apply change 7, or to SkyRL's own backend change 5.
-
-    Args:
-        backend_name: The backend that the engine is to use.
-    """
-    if backend_name == TRANSFORMERS:
-        classes = _transformers_backend()
-        engine: Any = importlib.import_module("skyrl.tinker.engine")
-        engine.get_backend_classes = functools.partial(_constant, classes)
-        return
-    backend: Any = importlib.import_module(_JAX_BACKEND).JaxBackend
-    original = backend.sample
-
-    def sample(self: Any, prepared_batch: Any) -> Any:
-        results = original(self, prepared_batch)
-        for result in results.values():
-            if (known := getattr(result, "prompt_logprobs", None)) is not None:
-                result.prompt_logprobs = [None, *known]
-        return results
-
-    backend.sample = sample
+def patch_engine() -> None:
+    """Apply change 6."""
+    classes = _transformers_backend()
+    engine: Any = importlib.import_module("skyrl.tinker.engine")
+    engine.get_backend_classes = functools.partial(_constant, classes)
 
 
 def _constant(value: Any, *_arguments: Any, **_settings: Any) -> Any:
@@ -387,22 +359,9 @@ def _tell(own: argparse.Namespace, doing: str) -> None:
 def _run_engine(own: argparse.Namespace, engine_config: Any) -> None:
     from skyrl.tinker.engine import TinkerEngine
 
-    patch_engine(engine_config.backend)
-    compiled, is_ready = 0, False
-
-    def count(event: str, *_: Any, **__: Any) -> None:
-        nonlocal compiled
-        if event == _COMPILED and not is_ready:
-            compiled += 1
-            _tell(own, f"loading the model, {compiled} functions compiled")
-
-    if engine_config.backend != TRANSFORMERS:
-        import jax.monitoring
-
-        jax.monitoring.register_event_duration_secs_listener(count)
+    patch_engine()
     _tell(own, "loading the model")
     engine = TinkerEngine(engine_config)
-    is_ready = True
     _tell(own, READY)
     engine.run()
 
@@ -433,12 +392,12 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: SkyRL is not the supported version, or the parent has ended.
     """
-    own, others = _own_options().parse_known_args(argv)
+    own, _ = _own_options().parse_known_args(argv)
     if own.die_with_parent is not None:
         die_with_parent(own.die_with_parent)
     checked = {"server": own.verify or not own.engine, "engine": own.verify or own.engine}
     _tell(own, f"importing the {'engine' if own.engine else 'server'}'s packages")
-    if problems := verify_skyrl(**checked, with_jax=TRANSFORMERS not in others):
+    if problems := verify_skyrl(**checked):
         raise SystemExit("cannot start the embedded training server:\n  " + "\n  ".join(problems))
     if own.verify:
         return

@@ -23,10 +23,6 @@ from harbor_gym.errors import MissingDependencyError, UsageError
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """What the server serves, by the names that a model's config.json has for it."""
 
-_COMPILED_BELOW_BYTES = 64 << 20
-"""SkyRL's JAX engine compiles every shape of a batch, and reads every prompt from its beginning. For a model of a few
-million weights it is the quicker one all the same."""
-
 _FLOAT_BYTES = 4
 
 
@@ -176,11 +172,6 @@ def needed_memory_mb(folder: Path, max_context_tokens: int, *, is_fine_tuned: bo
     floats = 16 * hidden + 7 * int(config.get("intermediate_size", 0))
     copies = 4 if is_fine_tuned else 1
     return (copies * _weights(folder) + max_context_tokens * layers * floats) * _FLOAT_BYTES >> 20
-
-
-def is_compiled(folder: Path) -> bool:
-    """Return whether SkyRL's JAX engine is to serve a model, and not transformers' classes."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) < _COMPILED_BELOW_BYTES
 
 
 def _weights(folder: Path) -> int:

@@ -22,7 +22,7 @@ ADDED_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respon
 """Tokens of Qwen3 that stand for themselves in text; the renderers look them up by name."""
 
 MAX_POSITIONS = 8192
-_PACKAGES = ("jax", "skyrl", "tinker", "tinker_cookbook", "tokenizers", "torch", "transformers")
+_PACKAGES = ("skyrl", "tinker", "tinker_cookbook", "tokenizers", "torch", "transformers")
 _VOCABULARY_STEP = 64
 _BYTES = 256
 _LONGEST_TOKEN = 48

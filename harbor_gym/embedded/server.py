@@ -26,7 +26,6 @@ from harbor_gym._runtime.processes import tool_environment
 from harbor_gym._runtime.procfs import read_stat
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.checking.capacity import free_memory_mb
-from harbor_gym.embedded import models
 from harbor_gym.embedded.launcher import READY, TRANSFORMERS
 from harbor_gym.errors import HarborGymError, UsageError
 
@@ -35,7 +34,7 @@ _LORA_SLOTS = 8
 """Adapters that the server holds at once. A client's slot is freed only after its session timed out (300 s), so several
 successive clients must fit; slot 0 is the base model's."""
 _SEQUENCES_AT_ONCE = 8
-"""Sequences of a training pass, and sequences sampled together. Each distinct batch shape is compiled once."""
+"""Sequences that are sampled together."""
 _KEPT_SHARE = 8
 """The part of the free memory, as its divisor, that may hold what was computed of earlier turns."""
 STARTING = "starting the embedded training server"
@@ -85,7 +84,6 @@ class TrainingServer:
         max_lora_rank: int = 32,
         python: str = sys.executable,
         stall_timeout_sec: float = 300,
-        is_compiled: bool | None = None,
         device: str | None = None,
     ) -> None:
         """Configure the server; nothing runs before :meth:`start`.
@@ -98,16 +96,13 @@ class TrainingServer:
             python: Interpreter that has SkyRL; harbor_gym need not be installed there.
             stall_timeout_sec: Longest pause, in seconds, in which :meth:`start` sees no progress: the server uses no
                 processor time, and does nothing new. A start that makes progress may take any time.
-            is_compiled: Whether SkyRL's JAX engine serves the model, on the CPU, and not transformers' classes; None
-                decides by its size. Only the engine that saved a checkpoint can load it.
-            device: Where transformers' classes compute: ``cpu``, ``cuda`` or ``cuda:1``. None is CUDA where the
+            device: Where the engine computes: ``cpu``, ``cuda`` or ``cuda:1``. None is CUDA where the
                 server's torch sees a GPU, and else the CPU.
         """
         self.model_dir = model_dir.resolve()
         self.state_dir = state_dir.resolve()
         self.log_path = self.state_dir / "server.log"
         self._max_lora_rank = max_lora_rank
-        self._is_compiled = is_compiled
         self._device = device
         self._python = python
         self._stall_timeout_sec = stall_timeout_sec
@@ -242,28 +237,23 @@ class TrainingServer:
         ]
 
     def _engine(self) -> list[str]:
-        settings: dict[str, Any] = {"max_lora_adapters": _LORA_SLOTS, "max_lora_rank": self._max_lora_rank}
-        is_compiled = models.is_compiled(self.model_dir) if self._is_compiled is None else self._is_compiled
-        if is_compiled:
-            backend = "jax"
-            settings |= {"train_micro_batch_size": _SEQUENCES_AT_ONCE, "sample_max_num_sequences": _SEQUENCES_AT_ONCE}
-        else:
-            backend = TRANSFORMERS
-            settings |= {"sequences_at_once": _SEQUENCES_AT_ONCE, "kept_mib": free_memory_mb() // _KEPT_SHARE}
-            if self._device is not None:
-                settings["device"] = self._device
-            if "OMP_NUM_THREADS" not in os.environ:
-                # Threads that wait for each other spin: with all processors, sandboxes and trainer would wait for them.
-                settings["threads"] = max(1, len(os.sched_getaffinity(0)) // 2)
-        return ["--backend", backend, "--backend-config", json.dumps(settings)]
+        settings: dict[str, Any] = {
+            "max_lora_adapters": _LORA_SLOTS,
+            "max_lora_rank": self._max_lora_rank,
+            "sequences_at_once": _SEQUENCES_AT_ONCE,
+            "kept_mib": free_memory_mb() // _KEPT_SHARE,
+        }
+        if self._device is not None:
+            settings["device"] = self._device
+        if "OMP_NUM_THREADS" not in os.environ:
+            # Threads that wait for each other spin: with all processors, sandboxes and trainer would wait for them.
+            settings["threads"] = max(1, len(os.sched_getaffinity(0)) // 2)
+        return ["--backend", TRANSFORMERS, "--backend-config", json.dumps(settings)]
 
     def _environment(self) -> dict[str, str]:
         return {
-            "JAX_PLATFORMS": "cpu",
             **tool_environment(),
             "HF_HUB_OFFLINE": "1",
-            "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PYTHONUNBUFFERED": "1",
             "PYTHONUTF8": "1",
             "TMPDIR": str(self.state_dir / "tmp"),

@@ -62,7 +62,7 @@ def has_engine(engine: str) -> bool:
         case "registry":
             return shutil.which("docker-registry") is not None
         case "server":
-            return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
+            return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("peft") is not None
         case "nemo_gym":
             return importlib.util.find_spec("nemo_gym") is not None
         case "pretrained":

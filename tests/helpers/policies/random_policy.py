@@ -1,7 +1,4 @@
-"""Policies of random weights for the embedded server: compiled and trained in no time.
-
-All have the same shapes, so that JAX compiles once for the tests of all of them.
-"""
+"""Policies of random weights for the embedded server, trained in no time."""
 
 import importlib.resources
 from pathlib import Path

@@ -175,9 +175,8 @@ def test_the_server_is_told_of_the_runs_device(folder: Path) -> None:
     def settings(**more: Any) -> dict[str, Any]:
         return json.loads(TrainingServer(folder, folder, **more)._engine()[-1])  # pyright: ignore[reportPrivateUsage]
 
-    assert settings(is_compiled=False, device="cuda:1")["device"] == "cuda:1"
-    assert "device" not in settings(is_compiled=False)
-    assert "device" not in settings(is_compiled=True, device="cuda:1"), "JAX computes on the CPU"
+    assert settings(device="cuda:1")["device"] == "cuda:1"
+    assert "device" not in settings()
     run = {"env": {"task_dir": folder}, "task_dirs": [folder], "backend": "local"}
     assert TrainConfig.model_validate({**run, "device": "cuda"}).device == "cuda"
     with pytest.raises(ValueError, match="device"):

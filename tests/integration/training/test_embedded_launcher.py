@@ -27,11 +27,11 @@ def run(*argv):
 
 def refusal(*argv):
     try:
-        launcher.main([*argv, "--base-model", "/nowhere", "--backend", "jax"])
+        launcher.main([*argv, "--base-model", "/nowhere", "--backend", "transformers"])
     except SystemExit as error:
         return str(error)
 
-seen = {"help": run("--help", "--base-model", "x"), "server loads": [n for n in ("jax", "torch") if n in sys.modules]}
+seen = {"help": run("--help", "--base-model", "x"), "server loads": [n for n in ("peft", "torch") if n in sys.modules]}
 from skyrl.backends import renderer
 seen["late torch"] = renderer.torch.ones(2).tolist()
 seen["pinned"] = launcher.verify_skyrl()
@@ -42,7 +42,7 @@ seen["no route"] = launcher.verify_skyrl()
 api.app.router.routes[:] = routes
 del api.get_model, api.LoadWeightsRequest
 seen["no name"] = launcher.verify_skyrl()
-launcher.ENGINE_NAMES = ("skyrl.backends.jax:JaxBackend.gone",)
+launcher.ENGINE_NAMES = ("skyrl.tinker.engine:TinkerEngine.gone",)
 seen["engine refused"] = refusal("--engine")
 launcher.SKYRL_VERSION = "0.3.9"
 seen["refused"] = refusal()
@@ -65,7 +65,7 @@ def test_the_contract_with_the_pinned_skyrl() -> None:
     ]
     assert seen["server loads"] == []
     assert seen["late torch"] == [1, 1]
-    assert "skyrl has no skyrl.backends.jax:JaxBackend.gone" in seen["engine refused"]
+    assert "skyrl has no skyrl.tinker.engine:TinkerEngine.gone" in seen["engine refused"]
     assert "skyrl.tinker.api" not in seen["engine refused"], "those names are the server's"
     assert "skyrl 0.4.0 is installed; this launcher changes private names of 0.3.9 only" in seen["refused"]
 

@@ -96,13 +96,6 @@ def test_a_fine_tuned_models_name_follows_its_files(changed: Callable[..., Path]
     assert key(folder) == key(folder)
 
 
-def test_small_models_are_compiled(folder: Path, tmp_path: Path) -> None:
-    assert models.is_compiled(folder)
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(1 << 30)
-    assert not models.is_compiled(tmp_path)
-
-
 def test_a_warm_start_of_a_pretrained_model_learns(folder: Path, tmp_path: Path) -> None:
     from harbor_gym.embedded.warm_start import Progress, warm_start
 
@@ -128,7 +121,6 @@ def test_the_pretrained_models_messages_end_and_its_directory_is_served() -> Non
 
     folder = models.cached_model("smollm2-135m")
     check("smollm2-135m", 2048, is_fine_tuned=True)
-    assert not models.is_compiled(folder)
     config = json.loads((folder / "config.json").read_text())
     codec = codec_for("chat_template", str(folder))
     assert codec.stop == [config["eos_token_id"]] == codec_for("qwen3_instruct", str(folder)).stop

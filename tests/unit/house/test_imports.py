@@ -37,7 +37,6 @@ OWNERS = {
     "datasets": {"adapters.trl"},
     "verifiers": {"adapters.verifiers"},
     "verl": {"adapters.verl"},
-    "jax": {"embedded"},
     "ray": {"adapters.skyrl", "cluster"},
     "skyrl": {"adapters.skyrl", "embedded"},
     "skyrl_gym": {"adapters.skyrl"},
@@ -49,7 +48,7 @@ OWNERS = {
     "typer": {"cli"},
 }
 
-HEAVY = ("litellm", "torch", "jax", "tinker", "tinker_cookbook", "harbor.agents", "harbor.trial", "gymnasium", "numpy")
+HEAVY = ("litellm", "torch", "tinker", "tinker_cookbook", "harbor.agents", "harbor.trial", "gymnasium", "numpy")
 
 FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
 
@@ -168,7 +167,7 @@ def test_what_is_imported_is_declared() -> None:
     third_party = imported_distributions(file for file in FILES if file not in apart)
     # With tinker-cookbook; with SkyRL; in a sandbox's own Python; runs the plugin; with transformers; ours;
     # for type checkers, which have it.
-    elsewhere = {"chz", "jax", "jupyter_client", "litellm", "pytest", "safetensors", "trees", "typing_extensions"}
+    elsewhere = {"chz", "jupyter_client", "litellm", "pytest", "safetensors", "trees", "typing_extensions"}
     assert third_party - declared - elsewhere - {"harbor_gym", "harbor_gym_console"} == set()
 
 
