@@ -14,8 +14,8 @@ AREA = "train"
 MODULES = ("tinker", "tinker_cookbook", "torch", "transformers")
 """What a training on this machine imports, of the extras ``tinker`` and ``server``."""
 
-MEMORY_MB = 4096
-"""Memory in MiB for the server (2.7 GB with the built-in policy), for this process with torch, and for a sandbox."""
+MEMORY_MB = 3072
+"""Memory in MiB for the server and this process, each 1 GB with the built-in policy, and for a sandbox."""
 
 _EXTRAS = 'pip install "harbor-gym[tinker,server]"'
 _SERVER = "harbor-gym server install"
