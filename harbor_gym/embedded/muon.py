@@ -36,7 +36,9 @@ class Muon(torch.optim.Optimizer):
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
+                if "mean" not in self.state[weight]:
+                    self.state[weight]["mean"] = torch.zeros_like(weight)
+                mean = self.state[weight]["mean"]
                 mean.lerp_(weight.grad, 1 - group["momentum"])
                 update = orthogonal(weight.grad.lerp(mean, group["momentum"]))
                 rows, columns = weight.shape

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 POLICY_FORMAT = 2
 """Version of a warm start's result from the same input. Raise it with every change to the model, the tokens or the
-training, so that no older cached policy is taken for the new one."""
+training, so that no older cached policy is taken for the new one; not where its sums are only rounded otherwise."""
 
 RECORD_NAME = "warm_start.json"
 """File in a policy's directory that records how it was made. It is written last: with it the policy is complete."""

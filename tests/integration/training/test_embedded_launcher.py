@@ -35,6 +35,15 @@ seen = {"help": run("--help", "--base-model", "x"), "server loads": [n for n in 
 from skyrl.backends import renderer
 seen["late torch"] = renderer.torch.ones(2).tolist()
 seen["pinned"] = launcher.verify_skyrl()
+import pathlib, tempfile
+import skyrl.tinker.engine
+status = pathlib.Path(tempfile.mkdtemp()) / "status"
+class Engine:
+    def __init__(self, config): seen["status"] = [status.read_text().partition(" ")[2]]
+    def run(self): seen["status"].append(status.read_text().partition(" ")[2])
+real, skyrl.tinker.engine.TinkerEngine = skyrl.tinker.engine.TinkerEngine, Engine
+refusal("--engine", "--status-file", str(status))
+skyrl.tinker.engine.TinkerEngine = real
 import skyrl.tinker.api as api
 routes = api.app.router.routes[:]
 api.app.router.routes[:] = [route for route in routes if "asample" not in route.path]
@@ -65,6 +74,7 @@ def test_the_contract_with_the_pinned_skyrl() -> None:
     ]
     assert seen["server loads"] == []
     assert seen["late torch"] == [1, 1]
+    assert seen["status"] == ["loading the model", launcher.READY]
     assert "skyrl has no skyrl.tinker.engine:TinkerEngine.gone" in seen["engine refused"]
     assert "skyrl.tinker.api" not in seen["engine refused"], "those names are the server's"
     assert "skyrl 0.4.0 is installed; this launcher changes private names of 0.3.9 only" in seen["refused"]

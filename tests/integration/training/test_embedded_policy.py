@@ -176,18 +176,18 @@ def test_the_optimizer_updates_as_torchs_but_for_rounding(shape: tuple[int, int]
 def test_a_warm_start_is_repeatable_learns_and_is_made_once(tmp_path: Path) -> None:
     losses: list[float] = []
 
-    def build(folder: str, seed: int) -> Path:
+    def build(folder: str, seed: int, steps: int = 12) -> Path:
         return warm_start.warm_start(
             CONVERSATIONS,
             tmp_path / folder,
             renderer_name="qwen3",
             seed=seed,
-            steps=6,
+            steps=steps,
             progress=lambda now: losses.append(now.loss),
         )
 
     first, again, other = build("a", 0), build("b", 0), build("a", 1)
-    assert losses[5] < losses[0] / 2
+    assert losses[11] < losses[0] / 2
     assert first.name == again.name != other.name
     assert _files(first) == _files(again)
     assert _files(first)["model.safetensors"] != _files(other)["model.safetensors"]
@@ -202,8 +202,8 @@ def test_short_conversations_count_no_more_than_long_ones(tmp_path: Path) -> Non
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    conversations = [_conversation("exit\n"), _conversation(*["ls\n"] * 4)] * 8
-    made = warm_start.warm_start(conversations, tmp_path, renderer_name="qwen3", steps=30)
+    conversations = [_conversation("exit\n"), _conversation(*["ls\n"] * 8)] * 16
+    made = warm_start.warm_start(conversations, tmp_path, renderer_name="qwen3", steps=40)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
     chances: list[float] = []
     for conversation in conversations[:2]:
